@@ -1,0 +1,55 @@
+# Everything a contributor or the CI runs. `make` alone lists the targets.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+# A choice of tests may leave one of the two runs empty, which pytest answers with 5.
+MAY_BE_EMPTY := $(if $(PYTEST_ARGS),|| test $$? -eq 5)
+STAMP := $(VENV)/.installed
+
+export PIP_NO_INPUT := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup lint format test wheel demo bench clean
+
+help:  ## print this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
+
+setup: $(STAMP)  ## make .venv with everything in it (again only when the requirements change)
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "setup: installing into $(VENV), this may take some minutes"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -qq -e '.[torch,demo,dev]' -c constraints.txt
+	@touch $@
+
+lint: setup  ## ruff check, ruff format --check, mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup  ## let ruff fix and format what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: setup lint  ## lint, all tests, and the wheel (PYTEST_ARGS='-k name' to choose)
+	$(BIN)/python -m pytest -n 2 -m "not alone" $(PYTEST_ARGS) $(MAY_BE_EMPTY)
+	$(BIN)/python -m pytest -m alone $(PYTEST_ARGS) $(MAY_BE_EMPTY)
+	@$(MAKE) --no-print-directory wheel
+
+wheel: setup  ## build the wheel and run an epoch with it, away from src
+	.ci/check-wheel $(BIN)/python
+
+demo: setup  ## run the demonstration
+	$(BIN)/python demo/demo.py
+
+bench: setup  ## measure throughput and recovery against stock PyTorch
+	$(BIN)/python benchmarks/throughput.py
+	$(BIN)/python benchmarks/recovery.py
+
+clean:  ## remove everything that was made here
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
