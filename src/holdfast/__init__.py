@@ -1,0 +1,66 @@
+"""holdfast: a data loader whose worker processes may die without ending the job.
+
+The public names load late: `import holdfast` imports neither torch nor anything that needs it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "DataLoader": "holdfast.loader.dataloader",
+    "FaultPolicy": "holdfast.settings",
+    "Incident": "holdfast.records",
+    "IncidentKind": "holdfast.records",
+    "Statistics": "holdfast.records",
+    "HoldfastError": "holdfast.errors",
+    "ForkedLoaderError": "holdfast.errors",
+    "TooManyFaultsError": "holdfast.errors",
+    "WorkerCrashedError": "holdfast.errors",
+    "WorkerHungError": "holdfast.errors",
+    "WorkerStartError": "holdfast.errors",
+}
+
+__all__ = [
+    "DataLoader",
+    "FaultPolicy",
+    "ForkedLoaderError",
+    "HoldfastError",
+    "Incident",
+    "IncidentKind",
+    "Statistics",
+    "TooManyFaultsError",
+    "WorkerCrashedError",
+    "WorkerHungError",
+    "WorkerStartError",
+]
+
+if TYPE_CHECKING:
+    from holdfast.errors import (
+        ForkedLoaderError,
+        HoldfastError,
+        TooManyFaultsError,
+        WorkerCrashedError,
+        WorkerHungError,
+        WorkerStartError,
+    )
+    from holdfast.loader.dataloader import DataLoader
+    from holdfast.records import Incident, IncidentKind, Statistics
+    from holdfast.settings import FaultPolicy
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(_HOMES))

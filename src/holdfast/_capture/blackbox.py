@@ -1,0 +1,122 @@
+"""The black box: a small shared-memory record of what a worker is doing; it outlives the worker.
+
+Reads   (trainer, zygote) what the worker wrote last, at any time, without its help.
+Writes  (worker) plain 8-byte stores, no lock, no system call.
+Never   blocks; a worker that dies between two stores leaves a record that is still lawful.
+
+    words 0…63     state, see the names below
+    4096…12287     kept free for the crash record
+    12288, 28672   two copies of the random state, written in turn and named by the batch they
+                   follow: whichever of two batches was the last to arrive, its state is here
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+
+from holdfast.records import InHand, Stage
+
+SIZE = 45056
+_STAGE, _BATCH, _POSITION, _SINCE, _SLOWEST, _DONE, _PID, _COUNT = range(8)
+_STATES = (12288, 28672)
+_STATE_ROOM = 16384 - 24
+
+_NOTHING = -(1 << 62)
+
+
+class BlackBox:
+    """Either side's view of the record."""
+
+    def __init__(self, mapped: mmap.mmap) -> None:
+        self._bytes = memoryview(mapped)
+        self._words = self._bytes[:512].cast("q")
+        self._heads = tuple(self._bytes[at : at + 16].cast("q") for at in _STATES)
+        self._turn = 0
+
+    # ------------------------------------------------------------ the worker's side
+
+    def begin(self, pid: int) -> None:
+        for head in self._heads:
+            head[0] = _NOTHING
+        self._words[_PID] = pid
+        self.enter(Stage.STARTING)
+
+    def enter(self, stage: int, batch: int = -1, position: int = -1, count: int = 1) -> None:
+        words = self._words
+        words[_COUNT] = count
+        words[_SINCE] = time.monotonic_ns()
+        words[_POSITION] = position
+        words[_BATCH] = batch
+        words[_STAGE] = stage
+
+    def fetch(self, position: int) -> None:
+        """Note the sample that is now in hand; the one before it was healthy."""
+        words = self._words
+        now = time.monotonic_ns()
+        took = now - words[_SINCE]
+        if took > words[_SLOWEST] and words[_STAGE] == 4 and words[_POSITION] >= 0:  # Stage.FETCHING
+            words[_SLOWEST] = took
+        words[_SINCE] = now
+        words[_POSITION] = position
+        words[_STAGE] = 4
+
+    def finished(self) -> None:
+        """The sample, batch or message in hand was healthy."""
+        words = self._words
+        took = time.monotonic_ns() - words[_SINCE]
+        if took > words[_SLOWEST]:
+            words[_SLOWEST] = took
+
+    def count_done(self) -> None:
+        self._words[_DONE] += 1
+
+    def keep_random_state(self, batch: int, state: bytes) -> None:
+        """Keep the random state after `batch`, beside the one before it."""
+        size = len(state)
+        if size > _STATE_ROOM:
+            return
+        turn = self._turn = 1 - self._turn
+        head, at = self._heads[turn], _STATES[turn] + 16
+        # Unname the copy before its bytes change: dying in between must not leave
+        # an old name on a new state.
+        head[0] = _NOTHING
+        self._bytes[at : at + size] = state
+        head[1] = size
+        head[0] = batch
+
+    # ------------------------------------------------------------ the other side
+
+    def in_hand(self, now_ns: int | None = None) -> InHand:
+        words = self._words
+        stage, batch, position, since = words[_STAGE], words[_BATCH], words[_POSITION], words[_SINCE]
+        seconds = ((time.monotonic_ns() if now_ns is None else now_ns) - since) / 1e9 if since else 0.0
+        return InHand(stage=Stage(stage), batch=batch, position=position, seconds=max(0.0, seconds))
+
+    @property
+    def count(self) -> int:
+        """How many samples are in hand at once."""
+        return max(1, self._words[_COUNT])
+
+    @property
+    def slowest_s(self) -> float:
+        return self._words[_SLOWEST] / 1e9
+
+    @property
+    def mark(self) -> tuple[int, int, int, int]:
+        """Changes whenever the worker gets on with anything."""
+        words = self._words
+        return words[_STAGE], words[_BATCH], words[_POSITION], words[_SINCE]
+
+    def random_state(self, batch: int) -> bytes | None:
+        """The random state right after `batch`, if the worker got that far."""
+        for head, at in zip(self._heads, _STATES, strict=True):
+            if head[0] == batch:
+                return bytes(self._bytes[at + 16 : at + 16 + head[1]])
+        return None
+
+    def release(self) -> None:
+        self._words.release()
+        for head in self._heads:
+            head.release()
+        self._bytes.release()

@@ -1,0 +1,35 @@
+"""Python stacks of a worker: written by the worker itself at its death, or when it is asked.
+
+Reads   the memory file that the stacks went to.
+Writes  (worker) through faulthandler, whose handlers need neither the GIL nor memory.
+Never   the user's standard error.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+
+# A real-time signal that neither Python, torch nor common libraries use.
+STACK_SIGNAL = signal.SIGRTMAX - 3
+SIZE = 0  # the file grows as it is written
+_MOST_BYTES = 1 << 20
+
+
+def install(fd: int) -> None:
+    """In a worker: write the stacks of all threads to `fd` at a fatal signal and at STACK_SIGNAL."""
+    faulthandler.enable(file=fd, all_threads=True)
+    faulthandler.register(STACK_SIGNAL, file=fd, all_threads=True, chain=False)
+
+
+def ask(pid: int) -> None:
+    """Ask a worker for its stacks; a native loop that holds the GIL answers too, a stopped worker does not."""
+    try:
+        os.kill(pid, STACK_SIGNAL)
+    except OSError:
+        return
+
+
+def read(fd: int) -> str:
+    return os.pread(fd, _MOST_BYTES, 0).decode("utf-8", "replace").strip()

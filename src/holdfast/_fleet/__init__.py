@@ -1,0 +1,1 @@
+"""Deciding (the machine) and doing (the runner)."""

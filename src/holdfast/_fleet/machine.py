@@ -1,0 +1,479 @@
+"""Decides when a worker is replaced, a task redone, a sample condemned, a loader given up.
+
+Reads   events, and the time it is handed.
+Writes  nothing; answers with actions.
+Never   a process, a file, a lock, the clock.
+
+    slot   empty → starting → ready → empty (any exit) → starting …
+    task   queued → sent ⇄ (its worker died) → concluded: delivered | empty | errored | ended
+
+A slot's tasks are done in the order in which they were submitted. When its worker dies, those
+that did not arrive are sent to the next incarnation in the same order. A task that kills
+workers without showing which sample did it is searched by halving; the slot's other tasks wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from holdfast import records as r
+from holdfast._fleet.halving import Halving
+from holdfast._fleet.policy import Intensity, too_many_bad
+from holdfast._fleet.state import Question, Slot, Task
+from holdfast.records import Action, Decision, Event, Incident, IncidentKind, Outcome, Stage
+from holdfast.settings import FaultPolicy
+
+MOST_SUBSTITUTES = 8
+_WHOLE_BATCH_STAGES = (Stage.FETCHING_MANY, Stage.COLLATING, Stage.SENDING)
+_START_STAGES = (Stage.STARTING, Stage.PREPARING, Stage.FORWARDING)
+
+
+class Machine:
+    """One fleet's decisions. Deterministic: the same events at the same times give the same actions."""
+
+    def __init__(self, slots: int, policy: FaultPolicy) -> None:
+        self.policy = policy
+        self.slots = [Slot(n) for n in range(slots)]
+        self.tasks: dict[int, Task] = {}
+        self.given_up = False
+        self.restarts = 0
+        self.retries = 0
+        self.replaced = 0
+        self.bad = 0
+        self.drawn = 0
+        self._intensity = Intensity(policy.max_restarts, policy.restart_window_s)
+        self._questions: dict[int, Question] = {}
+        self._tickets = 0
+        self._actions: list[Action] = []
+        self._handlers: dict[type, Callable[[Any, float], None]] = {
+            r.TaskSubmitted: self._task_submitted,
+            r.WorkerReady: self._worker_ready,
+            r.TaskFinished: self._task_finished,
+            r.TaskErrored: self._task_errored,
+            r.WorkerExited: self._worker_exited,
+            r.PreparationFailed: self._preparation_failed,
+            r.WorkerSuspected: self._worker_suspected,
+            r.DecisionAsked: self._decision_asked,
+            r.DecisionMade: self._decision_made,
+            r.EpochBegan: self._epoch_began,
+        }
+
+    def begin(self) -> list[Action]:
+        """Fill every slot."""
+        for slot in self.slots:
+            self._start(slot)
+        return self._take_actions()
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        if self.given_up:
+            return []
+        self._handlers[type(event)](event, now)
+        return self._take_actions()
+
+    def _take_actions(self) -> list[Action]:
+        actions, self._actions = self._actions, []
+        return actions
+
+    def _do(self, action: Action) -> None:
+        self._actions.append(action)
+
+    # ------------------------------------------------------------ healthy work
+
+    def _task_submitted(self, event: r.TaskSubmitted, now: float) -> None:
+        slot = self.slots[event.slot]
+        self.drawn += event.size
+        if slot.ended:
+            self._do(r.ConcludeTask(event.seq, Outcome.ENDED))
+            return
+        task = self.tasks[event.seq] = Task(event.seq, event.slot, event.size, event.skippable)
+        slot.queue.append(event.seq)
+        if event.known_bad and self._leave_out(task, event.known_bad):
+            self._conclude(slot, task, Outcome.EMPTY)
+            return
+        self._send_queued(slot)
+
+    def _leave_out(self, task: Task, positions: tuple[int, ...]) -> bool:
+        """Leave out what has killed workers in an earlier epoch; True when nothing is left."""
+        if self.policy.crash_rule == "skip":
+            task.excluded.update(positions)
+        elif self.policy.crash_rule == "replace":
+            task.substitutes.update(dict.fromkeys(positions, 1))
+        return not task.live()
+
+    def _worker_ready(self, event: r.WorkerReady, now: float) -> None:
+        slot = self.slots[event.slot]
+        if event.incarnation == slot.incarnation and slot.state == "starting":
+            slot.state = "ready"
+            slot.failed_starts = 0
+
+    def _task_finished(self, event: r.TaskFinished, now: float) -> None:
+        slot = self.slots[event.slot]
+        task = self._current(event.slot, event.incarnation, event.seq)
+        if task is None:
+            return
+        slot.state = "ready"
+        slot.failed_starts = 0
+        if task.search is not None:
+            self._search_on(slot, task, survived=True)
+            return
+        if event.failures:
+            self._note_failures(task, slot, event.failures, now)
+            if self.given_up:
+                return
+        if event.ended:
+            self._end_stream(slot)
+        else:
+            self._conclude(slot, task, Outcome.EMPTY if event.empty else Outcome.DELIVERED)
+
+    def _task_errored(self, event: r.TaskErrored, now: float) -> None:
+        slot = self.slots[event.slot]
+        task = self._current(event.slot, event.incarnation, event.seq)
+        if task is None:
+            return
+        if task.search is not None:  # an error is a survival: the search is for what kills
+            self._search_on(slot, task, survived=True)
+            return
+        if event.earlier:
+            self._note_failures(task, slot, event.earlier, now)
+            if self.given_up:
+                return
+        incident = self._failure_incident(slot, task, event.failure, "raised")
+        self._do(r.ReportIncident(incident))
+        self._conclude(slot, task, Outcome.ERRORED, incident)
+        if event.ended:
+            self._end_stream(slot)
+
+    def _note_failures(self, task: Task, slot: Slot, failures: tuple[r.Failure, ...], now: float) -> None:
+        """Failures that the worker has dealt with by itself, by the plain policy."""
+        for failure in failures:
+            decision = failure.decision
+            if decision is Decision.RETRY:
+                self.retries += 1
+                self._do(r.ReportIncident(self._failure_incident(slot, task, failure, "retried")))
+                continue
+            done = {Decision.SKIP: "left out", Decision.REPLACE: "replaced by another sample"}
+            incident = self._failure_incident(slot, task, failure, done.get(decision or Decision.SKIP, "left out"))
+            self._condemn(task, incident.positions, incident, decision is Decision.REPLACE)
+
+    def _failure_incident(self, slot: Slot, task: Task, failure: r.Failure, action: str) -> Incident:
+        positions = failure.culprits or ((failure.position,) if failure.position >= 0 else ())
+        return Incident(
+            kind=IncidentKind.EXCEPTION,
+            slot=slot.number,
+            incarnation=slot.incarnation,
+            pid=-1,
+            batch=task.seq,
+            in_hand=r.InHand(failure.stage, task.seq, failure.position),
+            positions=positions,
+            failure=failure,
+            action=action,
+            attempt=failure.attempts,
+            attempts_allowed=self.policy.retries + 1,
+        )
+
+    def _conclude(self, slot: Slot, task: Task, outcome: Outcome, incident: Incident | None = None) -> None:
+        if slot.queue.index(task.seq) < slot.sent:
+            slot.sent -= 1
+        slot.queue.remove(task.seq)  # nearly always the first
+        del self.tasks[task.seq]
+        self._do(r.ConcludeTask(task.seq, outcome, incident))
+        self._send_queued(slot)
+
+    def _end_stream(self, slot: Slot) -> None:
+        """A stream has no more: what was still asked of it will not come."""
+        slot.ended = True
+        while slot.queue:
+            seq = slot.queue.popleft()
+            del self.tasks[seq]
+            self._do(r.ConcludeTask(seq, Outcome.ENDED))
+        slot.sent = 0
+
+    # ------------------------------------------------------------ deaths
+
+    def _worker_exited(self, event: r.WorkerExited, now: float) -> None:
+        slot = self.slots[event.slot]
+        if event.incarnation != slot.incarnation or slot.state == "empty":
+            return
+        started = slot.state == "ready"
+        slot.state = "empty"
+        if slot.retired:
+            return
+        incident = Incident(
+            kind=IncidentKind.HANG if event.hung else IncidentKind.CRASH,
+            slot=slot.number,
+            incarnation=event.incarnation,
+            pid=event.pid,
+            batch=event.in_hand.batch,
+            in_hand=event.in_hand,
+            exit=event.exit,
+            stack=event.stack,
+            action="replaced",
+            attempts_allowed=self.policy.retries + 1,
+        )
+        stage = event.in_hand.stage
+        head = self.tasks.get(slot.queue[0]) if slot.queue else None
+        in_hand = head is not None and head.seq == event.in_hand.batch
+        if event.blameless or (stage is Stage.IDLE or stage is Stage.LEAVING or stage is Stage.WAITING):
+            self._do(r.ReportIncident(incident))
+        elif stage in _START_STAGES or not started:
+            self._start_failed(slot, replace(incident, kind=IncidentKind.START if not event.hung else incident.kind))
+        elif head is None or not in_hand:
+            self._do(r.ReportIncident(incident))
+        elif stage is Stage.FETCHING and 0 <= event.in_hand.position < head.size:
+            self._died_at(slot, head, event.in_hand.position, incident)
+        else:
+            self._died_with(slot, head, incident)
+        if self.given_up:
+            return
+        self.restarts += 1
+        if self._intensity.exceeded_by(now):
+            most, window = self.policy.max_restarts, self.policy.restart_window_s
+            self._give_up(
+                r.LimitKind.RESTARTS,
+                f"workers died more than {most} times within {window:g} s: the epoch cannot be finished like this",
+                incident,
+            )
+            return
+        if slot.state == "empty" and not (slot.ended and not slot.queue):
+            self._start(slot)
+
+    def _died_at(self, slot: Slot, task: Task, position: int, incident: Incident) -> None:
+        deaths = task.deaths[position] = task.deaths.get(position, 0) + 1
+        incident = replace(incident, positions=(position,), attempt=deaths)
+        if deaths <= self.policy.retries:
+            self.retries += 1
+            self._do(r.ReportIncident(replace(incident, action="replaced, sample tried again")))
+            return
+        self._poison(slot, task, (position,), incident)
+
+    def _died_with(self, slot: Slot, task: Task, incident: Incident) -> None:
+        """The worker died with a whole batch in hand: in __getitems__, collating or sending."""
+        if task.search is not None:
+            self._do(r.ReportIncident(replace(incident, positions=task.search.probe, action="searched by halving")))
+            self._search_on(slot, task, survived=False, incident=incident)
+            return
+        task.whole_deaths += 1
+        live = task.live()
+        incident = replace(incident, positions=live, attempt=task.whole_deaths)
+        if task.whole_deaths <= self.policy.retries:
+            self.retries += 1
+            self._do(r.ReportIncident(replace(incident, action="replaced, batch tried again")))
+            return
+        if len(live) <= 1:
+            self._poison(slot, task, live, incident)
+            return
+        self._do(r.ReportIncident(replace(incident, action="searched by halving")))
+        task.search = Halving(live)
+
+    def _search_on(self, slot: Slot, task: Task, *, survived: bool, incident: Incident | None = None) -> None:
+        assert task.search is not None
+        search = task.search
+        search.learn(survived)
+        if search.culprits is None:
+            slot.sent = 0
+            self._send_queued(slot)
+            return
+        task.search = None
+        task.whole_deaths = 0
+        slot.sent = 0
+        if incident is None:
+            incident = self._searched_incident(slot, task)
+        self._poison(slot, task, search.culprits, replace(incident, attempt=self.policy.retries + 1))
+        if slot.state != "empty":
+            self._send_queued(slot)
+
+    def _searched_incident(self, slot: Slot, task: Task) -> Incident:
+        return Incident(
+            kind=IncidentKind.CRASH,
+            slot=slot.number,
+            incarnation=slot.incarnation,
+            pid=-1,
+            batch=task.seq,
+            in_hand=r.InHand(Stage.COLLATING, task.seq),
+            attempts_allowed=self.policy.retries + 1,
+        )
+
+    def _poison(self, slot: Slot, task: Task, positions: tuple[int, ...], incident: Incident) -> None:
+        """These samples have killed as many workers as they may."""
+        incident = replace(incident, positions=positions)
+        rule = self.policy.crash_rule
+        if callable(rule):
+            self._ask(Question(incident, slot.number, slot.incarnation, task, positions))
+        else:
+            self._sentence(slot, task, positions, incident, Decision(rule))
+
+    def _sentence(
+        self, slot: Slot, task: Task, positions: tuple[int, ...], incident: Incident, decision: Decision
+    ) -> None:
+        stuck = not task.skippable and incident.in_hand.stage is Stage.FETCHING
+        if decision is Decision.RETRY:
+            self.retries += 1
+            for position in positions:
+                task.deaths[position] = self.policy.retries
+            self._do(r.ReportIncident(replace(incident, action="tried again")))
+            return
+        if decision is Decision.REPLACE and not stuck:
+            used = max((task.substitutes.get(p, 0) for p in positions), default=0)
+            if used >= MOST_SUBSTITUTES:
+                decision = Decision.RAISE
+        if decision is Decision.RAISE or stuck:
+            incident = replace(incident, action="raised")
+            self._do(r.ReportIncident(incident))
+            self._conclude(slot, task, Outcome.ERRORED, incident)
+            if stuck:
+                self._end_stream(slot)
+            return
+        if decision is Decision.REPLACE:
+            for position in positions:
+                task.substitutes[position] = task.substitutes.get(position, 0) + 1
+                task.deaths.pop(position, None)
+            self._condemn(task, positions, replace(incident, action="replaced by another sample"), True)
+        else:
+            task.excluded.update(positions)
+            self._condemn(task, positions, replace(incident, action="left out"), False)
+        if not self.given_up and not task.live():
+            self._conclude(slot, task, Outcome.EMPTY)
+
+    def _condemn(self, task: Task, positions: tuple[int, ...], incident: Incident, replaced: bool) -> None:
+        self._do(r.ReportIncident(incident))
+        self._do(r.PutInQuarantine(task.seq, positions, incident))
+        self.bad += max(1, len(positions))
+        if replaced:
+            self.replaced += max(1, len(positions))
+        if too_many_bad(self.policy, self.bad, self.drawn):
+            limit = self.policy.max_bad
+            allowed = f"{limit:.0%} of {self.drawn}" if isinstance(limit, float) else str(limit)
+            self._give_up(r.LimitKind.BAD_SAMPLES, f"{self.bad} samples are bad; the policy allows {allowed}", incident)
+
+    # ------------------------------------------------------------ starts
+
+    def _preparation_failed(self, event: r.PreparationFailed, now: float) -> None:
+        slot = self.slots[event.slot]
+        if event.incarnation != slot.incarnation:
+            return
+        slot.state = "empty"
+        incident = Incident(
+            kind=IncidentKind.START,
+            slot=slot.number,
+            incarnation=event.incarnation,
+            pid=event.pid,
+            batch=-1,
+            in_hand=r.InHand(Stage.PREPARING),
+            failure=event.failure,
+            action="started again",
+        )
+        self._start_failed(slot, incident)
+        if not self.given_up:
+            self.restarts += 1
+            self._start(slot)
+
+    def _start_failed(self, slot: Slot, incident: Incident) -> None:
+        slot.failed_starts += 1
+        allowed = self.policy.retries + 1
+        incident = replace(incident, attempt=slot.failed_starts, attempts_allowed=allowed, action="started again")
+        if slot.failed_starts < allowed:
+            self._do(r.ReportIncident(incident))
+            return
+        self._give_up(
+            r.LimitKind.STARTS, f"worker {slot.number} could not be started", replace(incident, action="gave up")
+        )
+
+    def _start(self, slot: Slot) -> None:
+        slot.incarnation += 1
+        slot.state = "starting"
+        slot.sent = 0
+        self._do(r.StartWorker(slot.number, slot.incarnation))
+        self._send_queued(slot)
+
+    def _send_queued(self, slot: Slot) -> None:
+        if slot.state == "empty":
+            return
+        while slot.sent < len(slot.queue):
+            task = self.tasks[slot.queue[slot.sent]]
+            if (task.search is not None and slot.sent > 0) or (self._questions and self._is_open(task)):
+                return
+            slot.sent += 1
+            self._do(r.SendTask(slot.number, slot.incarnation, task.seq, task.plan()))
+            if task.search is not None:
+                return
+
+    def _is_open(self, task: Task) -> bool:
+        """Whether the user's callable has yet to say what becomes of it."""
+        return any(question.task is task for question in self._questions.values())
+
+    # ------------------------------------------------------------ the rest
+
+    def _worker_suspected(self, event: r.WorkerSuspected, now: float) -> None:
+        slot = self.slots[event.slot]
+        if event.incarnation != slot.incarnation:
+            return
+        position = event.in_hand.position
+        self._do(
+            r.ReportIncident(
+                Incident(
+                    kind=IncidentKind.SUSPECTED_HANG,
+                    slot=slot.number,
+                    incarnation=event.incarnation,
+                    pid=event.pid,
+                    batch=event.in_hand.batch,
+                    in_hand=event.in_hand,
+                    positions=(position,) if position >= 0 else (),
+                    stack=event.stack,
+                    action="watched",
+                )
+            )
+        )
+
+    def _decision_asked(self, event: r.DecisionAsked, now: float) -> None:
+        task = self._current(event.slot, event.incarnation, event.seq)
+        if task is None:
+            return
+        slot = self.slots[event.slot]
+        incident = replace(self._failure_incident(slot, task, event.failure, ""), pid=event.pid)
+        self._ask(Question(incident, slot.number, slot.incarnation, None))
+
+    def _ask(self, question: Question) -> None:
+        self._tickets += 1
+        self._questions[self._tickets] = question
+        self._do(r.AskPolicy(self._tickets, question.incident))
+
+    def _decision_made(self, event: r.DecisionMade, now: float) -> None:
+        question = self._questions.pop(event.ticket, None)
+        if question is None:
+            return
+        slot = self.slots[question.slot]
+        if question.task is None:
+            if slot.incarnation == question.incarnation:
+                self._do(r.AnswerWorker(slot.number, slot.incarnation, event.decision))
+            return
+        if question.task.seq in self.tasks:
+            slot.sent = 0
+            self._sentence(slot, question.task, question.positions, question.incident, event.decision)
+            if not self.given_up:
+                self._send_queued(slot)
+
+    def _epoch_began(self, event: r.EpochBegan, now: float) -> None:
+        self.tasks.clear()
+        self._questions.clear()
+        self.bad = self.drawn = 0
+        for slot in self.slots:
+            slot.queue.clear()
+            slot.sent = 0
+            slot.ended = False
+            if slot.state == "empty":
+                self._start(slot)
+
+    def _current(self, number: int, incarnation: int, seq: int) -> Task | None:
+        """The task, if this very incarnation was to do it; late news of an earlier one count for nothing."""
+        slot = self.slots[number]
+        if incarnation != slot.incarnation or seq not in slot.queue:
+            return None
+        return self.tasks.get(seq)
+
+    def _give_up(self, limit: r.LimitKind, text: str, incident: Incident | None) -> None:
+        self.given_up = True
+        if incident is not None and limit is r.LimitKind.STARTS:
+            self._do(r.ReportIncident(incident))
+        self._do(r.GiveUp(limit, text, incident))

@@ -1,0 +1,115 @@
+"""Does what the machine decides: the one loop that waits, feeds the machine and carries its actions out.
+
+Reads   events from an engine.
+Writes  tasks and starts to the engine, outcomes and incidents to the front door.
+Never   decides anything; never runs in a thread of its own: it works while the front door waits in it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from holdfast import records as r
+from holdfast._fleet.machine import Machine
+from holdfast.records import Action, Decision, Event, Incident, Outcome
+
+
+class Engine(Protocol):
+    """Where workers run."""
+
+    def start_worker(self, slot: int, incarnation: int) -> None: ...
+    def send_task(self, slot: int, incarnation: int, seq: int, body: bytes, probe: bool) -> None: ...
+    def answer(self, slot: int, incarnation: int, decision: Decision) -> None: ...
+    def wait_events(self, timeout_s: float | None) -> Sequence[tuple[Event, Any]]: ...
+
+
+class FrontDoor(Protocol):
+    """What the runner asks of the loader or pool that it works for."""
+
+    def encode(self, seq: int, plan: r.Plan) -> bytes: ...
+    def explain(self, incident: Incident) -> Incident: ...
+    def incident_happened(self, incident: Incident) -> None: ...
+    def quarantine(self, seq: int, positions: tuple[int, ...], incident: Incident) -> None: ...
+    def decide(self, incident: Incident) -> Decision: ...
+
+
+class Concluded(NamedTuple):
+    outcome: Outcome
+    payload: Any
+    incident: Incident | None
+
+
+class Runner:
+    def __init__(self, engine: Engine, machine: Machine, door: FrontDoor) -> None:
+        self._engine = engine
+        self._machine = machine
+        self._door = door
+        self._payloads: dict[int, Any] = {}
+        self.concluded: dict[int, Concluded] = {}
+        self.arrived: deque[int] = deque()  # the order in which tasks were concluded
+        self.given_up: r.GiveUp | None = None
+        self.problem: BaseException | None = None  # what the user's callable raised
+
+    def begin(self) -> None:
+        self._carry_out(self._machine.begin())
+
+    def submit(self, seq: int, slot: int, size: int, skippable: bool) -> None:
+        self.tell(r.TaskSubmitted(seq, slot, size, skippable))
+
+    def tell(self, event: Event) -> None:
+        actions = self._machine.handle(event, time.monotonic())
+        if actions:
+            self._carry_out(actions)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Wait for news, `timeout_s` at most, and act on it."""
+        for event, payload in self._engine.wait_events(timeout_s):
+            if payload is not None:
+                self._payloads[event.seq] = payload  # type: ignore[union-attr]
+            self.tell(event)
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        todo = deque(actions)
+        while todo:
+            action = todo.popleft()
+            kind = type(action)
+            if kind is r.ConcludeTask:
+                assert isinstance(action, r.ConcludeTask)
+                incident = action.incident and self._door.explain(action.incident)
+                payload = self._payloads.pop(action.seq, None)
+                self.concluded[action.seq] = Concluded(action.outcome, payload, incident)
+                self.arrived.append(action.seq)
+            elif kind is r.SendTask:
+                assert isinstance(action, r.SendTask)
+                body = self._door.encode(action.seq, action.plan)
+                probe = action.plan.probe is not None
+                self._engine.send_task(action.slot, action.incarnation, action.seq, body, probe)
+            else:
+                todo.extend(self._carry_out_rare(action))
+
+    def _carry_out_rare(self, action: Action) -> list[Action]:
+        if isinstance(action, r.StartWorker):
+            self._engine.start_worker(action.slot, action.incarnation)
+        elif isinstance(action, r.ReportIncident):
+            self._door.incident_happened(self._door.explain(action.incident))
+        elif isinstance(action, r.PutInQuarantine):
+            self._door.quarantine(action.seq, action.positions, self._door.explain(action.incident))
+        elif isinstance(action, r.AnswerWorker):
+            self._engine.answer(action.slot, action.incarnation, action.decision)
+        elif isinstance(action, r.AskPolicy):
+            return self._machine.handle(r.DecisionMade(action.ticket, self._ask(action.incident)), time.monotonic())
+        elif isinstance(action, r.GiveUp):
+            incident = action.incident and self._door.explain(action.incident)
+            self.given_up = r.GiveUp(action.limit, action.text, incident)
+        return []
+
+    def _ask(self, incident: Incident) -> Decision:
+        try:
+            return self._door.decide(self._door.explain(incident))
+        except Exception as error:
+            # Raised at the next next(), where the user can see it; the sample is raised, never silently skipped.
+            self.problem = error
+            return Decision.RAISE

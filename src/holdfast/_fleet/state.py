@@ -1,0 +1,61 @@
+"""What the machine knows of slots, tasks and open questions.
+
+Reads   nothing.
+Writes  nothing; the machine changes these and nobody else does.
+Never   a process, a file, a lock, the clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from holdfast import records as r
+from holdfast._fleet.halving import Halving
+from holdfast.records import Incident
+
+
+@dataclass
+class Slot:
+    number: int
+    incarnation: int = 0
+    state: str = "empty"
+    queue: deque[int] = field(default_factory=deque)
+    sent: int = 0  # how many of the queue this incarnation has been sent
+    failed_starts: int = 0
+    ended: bool = False
+    retired: bool = False
+
+
+@dataclass
+class Task:
+    seq: int
+    slot: int
+    size: int
+    skippable: bool
+    deaths: dict[int, int] = field(default_factory=dict)
+    whole_deaths: int = 0
+    excluded: set[int] = field(default_factory=set)
+    substitutes: dict[int, int] = field(default_factory=dict)
+    search: Halving | None = None
+
+    def live(self) -> tuple[int, ...]:
+        return tuple(p for p in range(self.size) if p not in self.excluded)
+
+    def plan(self) -> r.Plan:
+        if self.search is not None:
+            return r.Plan(frozenset(self.excluded), dict(self.substitutes), self.search.probe)
+        if not self.excluded and not self.substitutes:
+            return r.WHOLE
+        return r.Plan(frozenset(self.excluded), dict(self.substitutes))
+
+
+@dataclass
+class Question:
+    """A decision that only the user's callable can make."""
+
+    incident: Incident
+    slot: int
+    incarnation: int
+    task: Task | None  # None: a living worker waits for the answer
+    positions: tuple[int, ...] = ()

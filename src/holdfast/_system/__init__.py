@@ -1,0 +1,1 @@
+"""The operating system, thinly: sockets with descriptors, shared memory, processes."""

@@ -1,0 +1,229 @@
+"""A socket between two processes that carries whole messages and descriptors.
+
+Reads   frames from the socket; half a frame is kept back until the rest has come.
+Writes  frames; what does not fit now waits in an outbox, if the channel does not block.
+Never   a lock that the other side could hold, nor half a message handed on as a whole one.
+
+    frame = length, kind, descriptors, flags, seq, extra  |  body
+
+A body over INLINE_LIMIT travels in a memory file of its own, its descriptor in the frame.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from holdfast._system import memory, ownership
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+
+HEADER = struct.Struct("<IBBHqq")
+HEADER_SIZE = HEADER.size
+INLINE_LIMIT = 1 << 16
+_SPILLED = 1
+_RECEIVE_SIZE = 1 << 18
+_DESCRIPTOR_SPACE = socket.CMSG_SPACE(8 * 4)
+
+
+class Frame(NamedTuple):
+    kind: int
+    seq: int
+    extra: int
+    body: bytearray
+    descriptors: tuple[int, ...]
+
+
+class Channel:
+    """One end of a connected pair of sockets."""
+
+    def __init__(self, sock: socket.socket, *, blocking: bool, owned: bool) -> None:
+        self._socket = sock
+        self._blocking = blocking
+        sock.setblocking(blocking)
+        self.closed = False  # the other end is gone
+        self._view = memoryview(bytearray(_RECEIVE_SIZE))
+        self._rest = bytearray()
+        self._descriptors: deque[int] = deque()
+        self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        if owned:
+            ownership.own(self)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def congested(self) -> bool:
+        return bool(self._outbox)
+
+    # ------------------------------------------------------------ sending
+
+    def send(
+        self, kind: int, seq: int = 0, extra: int = 0, parts: Sequence[Bytes] = (), descriptors: tuple[int, ...] = ()
+    ) -> None:
+        """Send one message. Descriptors stay open here and are duplicated in flight."""
+        size = 0
+        for part in parts:
+            size += len(part)
+        if size <= INLINE_LIMIT:
+            header = HEADER.pack(size, kind, len(descriptors), 0, seq, extra)
+            self._write([header, *parts], descriptors)
+            return
+        fd = memory.create(size, "holdfast-message")
+        try:
+            offset = 0
+            for part in parts:
+                with memoryview(part) as whole:
+                    view = whole.cast("B")
+                    while len(view):
+                        written = os.pwrite(fd, view, offset)
+                        offset += written
+                        view = view[written:]
+            header = HEADER.pack(0, kind, len(descriptors) + 1, _SPILLED, seq, extra)
+            self._write([header], (fd, *descriptors))
+        finally:
+            os.close(fd)
+
+    def _write(self, parts: list[Bytes], descriptors: tuple[int, ...]) -> None:
+        if self._outbox:
+            self._keep(b"".join(parts), descriptors)
+            return
+        try:
+            if descriptors:
+                rights = array.array("i", descriptors)
+                sent = self._socket.sendmsg(parts, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            else:
+                sent = self._socket.sendmsg(parts)
+        except BlockingIOError:
+            self._keep(b"".join(parts), descriptors)
+            return
+        except (BrokenPipeError, ConnectionResetError):
+            # The other side died; whoever waits for it learns that from its exit, not from this write.
+            self.closed = True
+            return
+        total = sum(map(len, parts))
+        if sent < total:
+            rest = b"".join(parts)[sent:]
+            if self._blocking:
+                self._socket.sendall(rest)
+            else:
+                self._outbox.append((rest, ()))
+
+    def _keep(self, data: bytes, descriptors: tuple[int, ...]) -> None:
+        self._outbox.append((data, tuple(os.dup(fd) for fd in descriptors)))
+
+    def flush(self) -> None:
+        """Send what waits in the outbox, as far as it goes without blocking."""
+        while self._outbox and not self.closed:
+            data, descriptors = self._outbox.popleft()
+            try:
+                if descriptors:
+                    rights = array.array("i", descriptors)
+                    sent = self._socket.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+                else:
+                    sent = self._socket.send(data)
+            except BlockingIOError:
+                self._outbox.appendleft((data, descriptors))
+                return
+            except (BrokenPipeError, ConnectionResetError):
+                sent = len(data)
+                self.closed = True
+            for fd in descriptors:
+                os.close(fd)
+            if sent < len(data):
+                self._outbox.appendleft((data[sent:], ()))
+
+    # ------------------------------------------------------------ receiving
+
+    def receive(self) -> list[Frame]:
+        """The whole messages that one read brings; [] when there is nothing yet, or at the end (see `closed`)."""
+        try:
+            count, ancillary, _, _ = self._socket.recvmsg_into([self._view], _DESCRIPTOR_SPACE, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return []
+        except ConnectionResetError:
+            count, ancillary = 0, []
+        if count == 0:
+            self.closed = True
+            return []
+        for _, kind, data in ancillary:
+            if kind == socket.SCM_RIGHTS:
+                rights = array.array("i")
+                rights.frombytes(data[: len(data) - len(data) % rights.itemsize])
+                self._descriptors.extend(rights)
+        if self._rest:
+            self._rest += self._view[:count]
+            with memoryview(self._rest) as rest:
+                frames, used = self._split(rest, len(rest))
+            del self._rest[:used]
+        else:
+            frames, used = self._split(self._view, count)
+            if used < count:
+                self._rest += self._view[used:count]
+        return frames
+
+    def _split(self, view: memoryview, count: int) -> tuple[list[Frame], int]:
+        frames = []
+        start = 0
+        while count - start >= HEADER_SIZE:
+            size, kind, descriptors, flags, seq, extra = HEADER.unpack_from(view, start)
+            end = start + HEADER_SIZE + size
+            if end > count:
+                break
+            fds: tuple[int, ...] = ()
+            if descriptors:
+                if len(self._descriptors) < descriptors:
+                    raise OSError(
+                        24,
+                        "Too many open files: a descriptor that a worker sent did not fit into this process; "
+                        "raise the limit with `ulimit -n`",
+                    )
+                fds = tuple(self._descriptors.popleft() for _ in range(descriptors))
+            if flags & _SPILLED:
+                body = _read_spilled(fds[0])
+                fds = fds[1:]
+            else:
+                body = bytearray(view[start + HEADER_SIZE : end])
+            frames.append(Frame(kind, seq, extra, body, fds))
+            start = end
+        return frames, start
+
+    # ------------------------------------------------------------ ending
+
+    def close(self) -> None:
+        self.closed = True
+        for _, descriptors in self._outbox:
+            for fd in descriptors:
+                os.close(fd)
+        self._outbox.clear()
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+        self._socket.close()
+
+    def abandon(self) -> None:
+        self.close()
+
+
+def _read_spilled(fd: int) -> bytearray:
+    try:
+        size = os.fstat(fd).st_size
+        body = bytearray(size)
+        with memoryview(body) as view:
+            offset = 0
+            while offset < size:
+                got = os.preadv(fd, [view[offset:]], offset)
+                if not got:
+                    break
+                offset += got
+        return body
+    finally:
+        os.close(fd)
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,0 +1,139 @@
+"""Processes as Linux has them: handles, groups, who dies with whom, who waits for what.
+
+Reads   /proc.
+Writes  signals, only to processes that we started or adopted.
+Never   a pid that may have been given to somebody else: a handle (pidfd) is asked first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+_FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, -1)
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the thread that forked us ends; leave now if it has ended already."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what our children leave behind, so that nothing escapes."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def name_thread(name: str) -> None:
+    _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def lead_own_group() -> None:
+    """Leave the terminal's group: its Ctrl-C is the trainer's to handle, and our children can be ended as one."""
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)
+
+
+def kill_group(leader: int) -> None:
+    with contextlib.suppress(OSError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def kill(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def children() -> list[int]:
+    """Pids of all our children, adopted ones included."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:
+        me = os.getpid()
+        return [int(name) for name in os.listdir("/proc") if name.isdigit() and parent_of(int(name)) == me]
+
+
+def parent_of(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return -1
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What the threads of a process do: together, at one moment."""
+
+    stopped: bool
+    all_wait_for_locks: bool
+    cpu_ticks: int
+
+
+def activity(pid: int) -> Activity | None:
+    """None when the process is gone."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return None
+    stopped = False
+    locked = bool(threads)
+    ticks = 0
+    for thread in threads:
+        try:
+            with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        state = fields[0]
+        ticks += int(fields[11]) + int(fields[12])
+        if state in (b"T", b"t"):
+            stopped = True
+        if not (state == b"S" and _in_futex(pid, thread)):
+            locked = False
+    return Activity(stopped=stopped, all_wait_for_locks=locked, cpu_ticks=ticks)
+
+
+def _in_futex(pid: int, thread: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/task/{thread}/syscall") as file:
+            return file.read().split(maxsplit=1)[0] == str(_FUTEX)
+    except (OSError, IndexError):
+        pass
+    try:
+        with open(f"/proc/{pid}/task/{thread}/wchan") as file:
+            return "futex" in file.read()
+    except OSError:
+        return False
+
+
+def thread_count() -> int:
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return 1
+
+
+def wait_gone(handle: int, seconds: float) -> bool:
+    """Wait until the process behind a pidfd has ended, `seconds` at most."""
+    import select
+
+    poller = select.poll()
+    poller.register(handle, select.POLLIN)
+    deadline = time.monotonic() + seconds
+    while True:
+        left = deadline - time.monotonic()
+        if poller.poll(max(0.0, left) * 1000):
+            return True
+        if left <= 0:
+            return False

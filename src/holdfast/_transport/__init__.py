@@ -1,0 +1,1 @@
+"""How a batch travels from a worker to the trainer."""

@@ -1,0 +1,196 @@
+"""Cells: shared memory that holds batches, used again and again.
+
+Reads   nothing.
+Writes  (worker) batches into cells; (trainer) nothing.
+Never   a descriptor longer than its journey, a cell that somebody still looks at.
+
+    worker makes a cell ─ descriptor with the batch ─► trainer maps it, and owns it
+    worker writes again ◄─ number with the next task ─ last view of it is gone (lease ended)
+
+A cell never changes its size: a batch that does not fit takes a larger one, the smaller is dropped. A
+worker's death drops its cells with it; those that a consumer still looks at live until it does not.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast._system import memory
+from holdfast._system.channel import INLINE_LIMIT
+
+ALIGNMENT = 64
+_GRAIN = 1 << 16
+# Up to this size a batch goes inside its message: copying it twice costs less than a lease.
+INLINE_ROOM = INLINE_LIMIT - (1 << 13)
+
+Address = int
+
+
+class WorkerCell:
+    def __init__(self, number: int, size: int) -> None:
+        self.number = number
+        self.size = size
+        self.fd = memory.create(size, "holdfast-cell")
+        self.map = memory.attach(self.fd, size)
+        self.array = np.frombuffer(self.map, np.uint8)
+        self.address: Address = self.array.ctypes.data
+
+
+class Arena:
+    """Where a worker writes one batch: inside the message while it is small, else in cells."""
+
+    def __init__(self) -> None:
+        self._scratch_map = mmap.mmap(-1, INLINE_LIMIT)
+        self._scratch = np.frombuffer(self._scratch_map, np.uint8)
+        self._scratch_address: Address = self._scratch.ctypes.data
+        self._scratch_used = 0
+        self._cells: dict[int, WorkerCell] = {}
+        self._free: list[WorkerCell] = []
+        self._count = 0
+        self._hint = 0  # what the last large batches needed
+        self._current: WorkerCell | None = None
+        self._current_used = 0
+        self._large_used = 0
+        self.used: list[WorkerCell] = []
+        self.made: list[WorkerCell] = []
+        self.dropped: list[int] = []
+
+    def begin(self) -> None:
+        """Start a batch; cells of an unfinished one are free again."""
+        self._free.extend(self.used)
+        self.used.clear()
+        self._scratch_used = 0
+        self._current = None
+        self._current_used = 0
+        self._large_used = 0
+
+    def give_back(self, numbers: list[int]) -> None:
+        """The trainer looks at these cells no longer."""
+        for number in numbers:
+            cell = self._cells.get(number)
+            if cell is not None:
+                self._free.append(cell)
+
+    def allocate(self, size: int) -> tuple[int, int, Address, npt.NDArray[np.uint8]]:
+        """Room for `size` bytes: cell (-1: inline), offset, address, and the bytes as an array."""
+        at = -(-self._scratch_used // ALIGNMENT) * ALIGNMENT
+        if self._current is None and at + size <= INLINE_ROOM:
+            self._scratch_used = at + size
+            return -1, at, self._scratch_address + at, self._scratch[at : at + size]
+        cell = self._current
+        at = -(-self._current_used // ALIGNMENT) * ALIGNMENT
+        if cell is None or at + size > cell.size:
+            cell = self._current = self._take(size)
+            self.used.append(cell)
+            at = 0
+        self._current_used = at + size
+        self._large_used += size + ALIGNMENT
+        return cell.number, at, cell.address + at, cell.array[at : at + size]
+
+    def find(self, address: Address, size: int) -> tuple[int, int] | None:
+        """Where in this batch's memory an address lies, if it does."""
+        offset = address - self._scratch_address
+        if 0 <= offset and offset + size <= self._scratch_used:
+            return -1, offset
+        for cell in self.used:
+            offset = address - cell.address
+            if 0 <= offset and offset + size <= cell.size:
+                return cell.number, offset
+        return None
+
+    def inline_region(self) -> memoryview:
+        return memoryview(self._scratch_map)[: self._scratch_used]
+
+    def finish(self) -> None:
+        """The batch was sent: its cells are the trainer's until it gives them back."""
+        for cell in self.made:
+            os.close(cell.fd)
+            cell.fd = -1
+        self.made.clear()
+        self.dropped.clear()
+        self.used.clear()
+        if self._large_used:
+            self._hint = max(self._large_used, self._hint * 15 // 16)
+        self.begin()
+
+    def _take(self, size: int) -> WorkerCell:
+        wanted = max(size + ALIGNMENT, self._hint if not self.used else 2 * self._large_used)
+        self._free.sort(key=lambda cell: cell.size)
+        keep = []
+        found = None
+        for cell in self._free:
+            if found is None and cell.size >= size and cell.size >= wanted * 3 // 4:
+                found = cell
+            elif cell.size < wanted // 2 or cell.size > 4 * wanted:
+                self._drop(cell)
+            else:
+                keep.append(cell)
+        self._free = keep
+        if found is not None:
+            return found
+        self._count += 1
+        cell = WorkerCell(self._count, -(-wanted // _GRAIN) * _GRAIN)
+        self._cells[cell.number] = cell
+        self.made.append(cell)
+        return cell
+
+    def _drop(self, cell: WorkerCell) -> None:
+        del self._cells[cell.number]
+        if cell in self.made:
+            self.made.remove(cell)
+            os.close(cell.fd)
+        else:
+            self.dropped.append(cell.number)
+
+
+class CellTable:
+    """The trainer's side: the cells of one worker, mapped, and who looks at them."""
+
+    def __init__(self) -> None:
+        self._maps: dict[int, mmap.mmap] = {}
+        self._leases: dict[int, weakref.ref[Any]] = {}
+        # Finalizers run in whatever thread drops the last view; append and popleft are atomic.
+        self._freed: deque[int] = deque()
+
+    def add(self, number: int, size: int, fd: int) -> None:
+        try:
+            self._maps[number] = memory.attach(fd, size)
+        finally:
+            os.close(fd)
+
+    def drop(self, number: int) -> None:
+        self._maps.pop(number, None)
+
+    def lease(self, number: int) -> npt.NDArray[np.uint8]:
+        """The bytes of a cell; when the last view of this array is gone, the cell is free."""
+        root = np.frombuffer(self._maps[number], np.uint8)
+        leases, freed = self._leases, self._freed
+
+        def end(_: weakref.ref[Any]) -> None:
+            leases.pop(number, None)
+            freed.append(number)
+
+        leases[number] = weakref.ref(root, end)
+        return root
+
+    def release(self, number: int) -> None:
+        """A cell that nobody ever looked at."""
+        self._freed.append(number)
+
+    def take_freed(self) -> list[int]:
+        freed = self._freed
+        numbers = []
+        while freed:
+            numbers.append(freed.popleft())
+        return numbers
+
+    @property
+    def bytes_held(self) -> int:
+        return sum(len(cell) for cell in self._maps.values())

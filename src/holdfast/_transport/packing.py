@@ -1,0 +1,121 @@
+"""Packs a batch into an arena and unpacks it from cells, whatever a collate function returns.
+
+Reads   objects (worker), cells (trainer).
+Writes  cells (worker), objects that are views of cells (trainer).
+Never   a copy in the trainer of what is in a cell.
+
+Pickle protocol 5 with its buffers out of band; tensors are taken apart by `tensors.py`, which
+is imported only where torch is already there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from holdfast._transport import wire
+from holdfast._transport.cells import Arena, CellTable
+
+Reducer = Callable[["BatchPickler", Any], Any]
+
+
+class BatchPickler(pickle.Pickler):
+    """One batch's pickler; notes where each out-of-band buffer lies."""
+
+    def __init__(self, file: io.BytesIO, arena: Arena, reducer: Reducer | None) -> None:
+        super().__init__(file, 5, buffer_callback=self._place_buffer)
+        self.arena = arena
+        self.placed: list[tuple[int, int, int]] = []
+        self.storages: dict[int, Any] = {}  # a storage that several tensors share travels once
+        self._known: dict[int, tuple[int, int, int]] = {}
+        self._alive: list[Any] = []
+        self._reducer = reducer
+
+    def reducer_override(self, obj: Any) -> Any:
+        return NotImplemented if self._reducer is None else self._reducer(self, obj)
+
+    def place_memory(self, address: int, size: int) -> pickle.PickleBuffer:
+        """Out-of-band bytes at an address, copied into the arena unless they lie there already."""
+        found = self.arena.find(address, size)
+        if found is None:
+            cell, offset, target, _ = self.arena.allocate(size)
+            ctypes.memmove(target, address, size)
+        else:
+            cell, offset = found
+        buffer = pickle.PickleBuffer(bytearray())  # writable, so that it is so when it arrives
+        self._alive.append(buffer)
+        self._known[id(buffer)] = (cell, offset, size)
+        return buffer
+
+    def _place_buffer(self, buffer: pickle.PickleBuffer) -> bool:
+        known = self._known.get(id(buffer))
+        if known is None:
+            with buffer.raw() as raw:
+                size = raw.nbytes
+                if raw.readonly:
+                    return True  # in the stream: bytes objects must come back as bytes
+                cell, offset, _, target = self.arena.allocate(size)
+                target[:] = np.frombuffer(raw, np.uint8)
+            known = (cell, offset, size)
+        self.placed.append(known)
+        return False
+
+
+def pack(obj: Any, arena: Arena, side: wire.Side) -> tuple[list[Any], tuple[int, ...], int]:
+    """Body parts, descriptors and the size of the inline region, ready to be sent."""
+    file = io.BytesIO()
+    pickler = BatchPickler(file, arena, _reducer())
+    pickler.dump(obj)
+    parcel = wire.Parcel(
+        made=[(cell.number, cell.size) for cell in arena.made],
+        dropped=list(arena.dropped),
+        buffers=pickler.placed,
+        pickled=file.getbuffer(),
+        side=side,
+    )
+    region = arena.inline_region()
+    return [region, *wire.parcel_parts(parcel)], tuple(cell.fd for cell in arena.made), len(region)
+
+
+def adopt(body: bytearray, inline: int, descriptors: tuple[int, ...], table: CellTable) -> wire.Parcel:
+    """Take a result's cells into the table, as soon as it arrives."""
+    parcel = wire.read_parcel(body, inline)
+    for (number, size), fd in zip(parcel.made, descriptors, strict=True):
+        table.add(number, size, fd)
+    for number in parcel.dropped:
+        table.drop(number)
+    return parcel
+
+
+def unpack(parcel: wire.Parcel, body: bytearray, table: CellTable) -> Any:
+    """The batch, its tensors and arrays being views of the cells it came in."""
+    if not parcel.buffers:
+        return pickle.loads(parcel.pickled)
+    roots: dict[int, Any] = {wire.INLINE: np.frombuffer(body, np.uint8)}
+    buffers = []
+    for cell, offset, size in parcel.buffers:
+        root = roots.get(cell)
+        if root is None:
+            root = roots[cell] = table.lease(cell)
+        buffers.append(root[offset : offset + size])
+    return pickle.loads(parcel.pickled, buffers=buffers)
+
+
+def discard(parcel: wire.Parcel, table: CellTable) -> None:
+    """A result that nobody wants: its cells are free at once."""
+    for number in {cell for cell, _, _ in parcel.buffers if cell != wire.INLINE}:
+        table.release(number)
+
+
+def _reducer() -> Reducer | None:
+    if "torch" not in sys.modules:
+        return None
+    from holdfast._transport import tensors
+
+    return tensors.reduce

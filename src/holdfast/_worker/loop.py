@@ -1,0 +1,187 @@
+"""The life of a worker: prepare, then take tasks one by one until the trainer hangs up.
+
+Reads   tasks from its socket.
+Writes  results to its socket, what it is doing to its black box, stacks to its stack file.
+Never   decides what a fault means beyond its plain policy; never outlives its zygote.
+
+    STARTING → PREPARING → (FORWARDING) → IDLE ⇄ FETCHING → COLLATING → SENDING
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from holdfast._capture import stacks
+from holdfast._capture.blackbox import BlackBox
+from holdfast._system import memory
+from holdfast._system.channel import Channel, Frame
+from holdfast._transport import packing, wire
+from holdfast._transport.cells import Arena
+from holdfast._transport.wire import Kind
+from holdfast._worker import failures
+from holdfast._worker.randomness import Randomness
+from holdfast.records import Decision, Failure, Stage
+
+PROBE = 1 << 32  # in a task frame's `extra`, above the number of freed cells
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a worker is told before its first task."""
+
+    epoch: int = 0
+    epoch_note: Any = None  # what the job needs to know about this epoch
+    random_at_start: bytes | None = None  # random state when the epoch began, None: as seeded
+    random_now: bytes | None = None  # random state after the last batch that arrived
+    place: bytes | None = None  # where a stream stood after the last batch that arrived
+
+
+class Job(Protocol):
+    """What a front door has workers do. Lives in the zygote; one copy wakes up in each worker."""
+
+    def prepare(self, desk: Desk, slot: int, restored: Restored) -> None: ...
+    def begin_epoch(self, note: Any) -> None: ...
+    def run(self, seq: int, body: memoryview, probe: bool) -> None: ...
+
+
+class StreamEnded(Exception):
+    """A job's stream has nothing more to give."""
+
+
+class TaskFailed(Exception):
+    """A task's failure is to be raised in the trainer."""
+
+    def __init__(self, failure: Failure, ended: bool = False) -> None:
+        self.failure = failure
+        self.ended = ended
+
+
+class Desk:
+    """What a job may use while it works: black box, arena, random state, the trainer's ear."""
+
+    def __init__(self, channel: Channel, box: BlackBox, arena: Arena) -> None:
+        self.box = box
+        self.arena = arena
+        self.randomness = Randomness()
+        self.last_random: bytes = b""
+        self.dealt_with: list[Failure] = []  # failures of this batch that the policy took care of
+        self.place: bytes | None = None  # where the stream stands after this batch
+        self._channel = channel
+        self._waiting: deque[Frame] = deque()
+
+    def send_batch(self, seq: int, batch: Any) -> None:
+        """Pack and send a finished batch; raises what pickling raises, with nothing sent."""
+        parts, descriptors, inline = packing.pack(batch, self.arena, self._side())
+        self.box.enter(Stage.WAITING, seq)  # no user code from here on, and a full socket is no hang
+        self._settle(seq)
+        self._channel.send(Kind.RESULT, seq, inline, parts, descriptors)
+        self.arena.finish()
+
+    def send_empty(self, seq: int) -> None:
+        self._settle(seq)
+        self._channel.send(Kind.EMPTY, seq, 0, [wire.dump(self._side())])
+
+    def can_pack(self, batch: Any) -> None:
+        """Raise what packing this batch would raise."""
+        packing.pack(batch, self.arena, wire.NOTHING_BESIDE)
+
+    def rewind(self) -> None:
+        """Back to the random state after the last batch that was sent."""
+        self.randomness.set(self.last_random)
+
+    def ask(self, seq: int, failure: Failure) -> Decision:
+        """Ask the trainer, which has the user's callable; tasks that come meanwhile are kept."""
+        self.box.enter(Stage.WAITING, seq, failure.position)
+        self._channel.send(Kind.ASK, seq, 0, [wire.dump(failure)])
+        held: deque[Frame] = deque()
+        while True:
+            frame = self.next_frame()
+            if frame.kind == Kind.ANSWER:
+                self._waiting.extendleft(reversed(held))
+                return Decision(bytes(frame.body).decode())
+            held.append(frame)
+
+    def _side(self) -> wire.Side:
+        if not self.dealt_with and self.place is None:
+            return wire.NOTHING_BESIDE
+        return wire.Side(tuple(self.dealt_with), self.place)
+
+    def _settle(self, seq: int) -> None:
+        state = self.randomness.read()
+        self.last_random = state
+        self.box.keep_random_state(seq, state)
+
+    def next_frame(self) -> Frame:
+        while not self._waiting:
+            self._waiting.extend(self._channel.receive())
+            if self._channel.closed:
+                raise EOFError
+        return self._waiting.popleft()
+
+
+def main(channel: Channel, box_fd: int, stack_fd: int, job: Job, slot: int) -> None:
+    """Run in a process of its own until the trainer closes the channel."""
+    box = BlackBox(memory.attach(box_fd))
+    box.begin(os.getpid())
+    stacks.install(stack_fd)
+    arena = Arena()
+    desk = Desk(channel, box, arena)
+    try:
+        frame = desk.next_frame()
+        restored = wire.load(frame.body)
+        if not _prepare(desk, channel, functools.partial(job.prepare, desk, slot, restored)):
+            return
+        desk.last_random = desk.randomness.read()
+        channel.send(Kind.READY)
+        while True:
+            box.enter(Stage.IDLE)
+            frame = desk.next_frame()
+            if frame.kind == Kind.TASK:
+                _run_task(desk, job, frame, channel)
+            elif frame.kind == Kind.EPOCH:
+                desk.place = None
+                note = wire.load(frame.body)
+                if not _prepare(desk, channel, functools.partial(job.begin_epoch, note)):
+                    return
+                channel.send(Kind.EPOCH_BEGUN, frame.seq)
+    except EOFError:
+        box.enter(Stage.LEAVING)
+
+
+def _prepare(desk: Desk, channel: Channel, prepare: Callable[[], None]) -> bool:
+    desk.box.enter(Stage.PREPARING)
+    try:
+        prepare()
+    except Exception as error:
+        channel.send(Kind.UNPREPARED, 0, 0, [wire.dump(failures.capture(error, Stage.PREPARING))])
+        desk.box.enter(Stage.LEAVING)
+        return False
+    return True
+
+
+def _run_task(desk: Desk, job: Job, frame: Frame, channel: Channel) -> None:
+    seq = frame.seq
+    freed = frame.extra & 0xFFFFFFFF
+    probe = bool(frame.extra & PROBE)
+    if freed:
+        desk.arena.give_back(wire.unpack_numbers(frame.body, freed))
+    desk.dealt_with.clear()
+    desk.arena.begin()
+    try:
+        job.run(seq, memoryview(frame.body)[8 * freed :], probe)
+    except StreamEnded:
+        desk._settle(seq)
+        channel.send(Kind.ENDED, seq, 0, [wire.dump(desk._side())])
+    except TaskFailed as failed:
+        desk._settle(seq)
+        channel.send(Kind.ERROR, seq, int(failed.ended), [wire.dump((failed.failure, desk._side()))])
+    else:
+        if probe:
+            channel.send(Kind.SURVIVED, seq)
+            return
+    desk.box.count_done()

@@ -1,0 +1,1 @@
+"""Workers on this machine, forked by a zygote."""

@@ -1,0 +1,69 @@
+"""Decides whether a worker hangs. Pure: what was seen goes in, a judgement comes out.
+
+Reads   what the black box and /proc said.
+Writes  nothing.
+Never   the clock, a process.
+
+    healthy → suspected (its stack is reported) → condemned (it is replaced)
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Literal
+
+from holdfast._system.processes import Activity
+from holdfast.records import InHand, Stage
+
+_OWN_CODE = (Stage.IDLE, Stage.WAITING, Stage.LEAVING, Stage.STARTING)
+_SAMPLES = (Stage.FETCHING, Stage.FETCHING_MANY, Stage.COLLATING, Stage.SENDING)
+SUSPECT_FACTOR = 20
+CONDEMN_FACTOR = 10
+
+
+@dataclass(frozen=True)
+class WatchSettings:
+    sample_timeout: float | Literal["auto"] | None
+    floor_s: float
+
+    @property
+    def interval_s(self) -> float:
+        limit = self.floor_s if self.sample_timeout in ("auto", None) else float(self.sample_timeout or 1)
+        return min(1.0, max(0.02, limit / 5))
+
+
+class Judgement(enum.Enum):
+    HEALTHY = "healthy"
+    SUSPECTED = "suspected"
+    CONDEMNED = "condemned"
+
+
+def judge(
+    settings: WatchSettings,
+    in_hand: InHand,
+    count: int,
+    slowest_s: float,
+    before: Activity | None,
+    now: Activity | None,
+) -> Judgement:
+    """`before`: what its threads did when it was suspected; None while it is not."""
+    timeout = settings.sample_timeout
+    if timeout is None or in_hand.stage in _OWN_CODE:
+        return Judgement.HEALTHY
+    if timeout != "auto" and in_hand.stage in _SAMPLES:
+        return Judgement.CONDEMNED if in_hand.seconds > timeout * count else Judgement.HEALTHY
+    suspect_s = max(settings.floor_s, SUSPECT_FACTOR * slowest_s)
+    if in_hand.seconds <= suspect_s:
+        return Judgement.HEALTHY
+    if in_hand.seconds > CONDEMN_FACTOR * suspect_s:
+        return Judgement.CONDEMNED
+    if now is not None and now.stopped:
+        return Judgement.CONDEMNED
+    if before is not None and now is not None and _waits_for_ever(before, now):
+        return Judgement.CONDEMNED
+    return Judgement.SUSPECTED
+
+
+def _waits_for_ever(before: Activity, now: Activity) -> bool:
+    return before.all_wait_for_locks and now.all_wait_for_locks and before.cpu_ticks == now.cpu_ticks

@@ -1,0 +1,257 @@
+"""The zygote: one single-threaded process that holds the job and forks every worker.
+
+Reads   requests from the trainer; black boxes; its children's ends.
+Writes  to the trainer who was started, who ended and how, who seems to hang.
+Never   runs the user's code, beyond loading the job; never outlives the trainer.
+
+Workers die with the zygote (PR_SET_PDEATHSIG, sound because it has one thread); the zygote leaves
+when the trainer hangs up or dies. It adopts what its workers leave behind and takes it along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast._capture import stacks
+from holdfast._capture.blackbox import BlackBox
+from holdfast._system import memory, processes
+from holdfast._system.channel import Channel, Frame
+from holdfast._system.processes import Activity
+from holdfast._transport import wire
+from holdfast._transport.wire import Kind
+from holdfast._worker import failures
+from holdfast.engines.local.watch import Judgement, WatchSettings, judge
+from holdfast.records import Stage
+
+LEAVE_GRACE_S = 1.0  # how long a busy worker may take to finish when the trainer hangs up
+_STACK_WAIT_S = 0.3
+
+Entry = Callable[[Channel, int, int, Any, int], None]
+
+
+@dataclass
+class Child:
+    slot: int
+    incarnation: int
+    pid: int
+    handle: int
+    box: BlackBox
+    stack_fd: int
+    mark: tuple[int, int, int, int] = (0, 0, 0, 0)
+    suspected: Activity | None = None
+    condemned: bool = False
+    seconds: float = 0.0
+
+
+def main(sock: socket.socket, payload: Any, entry: Entry, settings: WatchSettings) -> None:
+    """The zygote's whole life, in a process of its own."""
+    processes.lead_own_group()
+    processes.adopt_orphans()
+    processes.name_thread("holdfast-zygote")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    channel = Channel(sock, blocking=True, owned=True)
+    try:
+        job = payload.load()
+    except BaseException as error:
+        channel.send(Kind.UNLOADABLE, 0, 0, [wire.dump(failures.capture(error, Stage.STARTING))])
+        os._exit(1)
+    # What is here now is shared with every worker: keep the collector from writing to it.
+    gc.freeze()
+    Zygote(channel, job, entry, settings).serve()
+    os._exit(0)
+
+
+class Zygote:
+    def __init__(self, channel: Channel, job: Any, entry: Entry, settings: WatchSettings) -> None:
+        self._channel = channel
+        self._job = job
+        self._entry = entry
+        self._settings = settings
+        self._children: dict[int, Child] = {}  # by pid
+        self._trainer = -1
+        self._poller = select.poll()
+        self._poller.register(channel.fileno(), select.POLLIN)
+
+    def serve(self) -> None:
+        self._channel.send(Kind.LOADED, os.getpid(), processes.thread_count())
+        while True:
+            interval = self._settings.interval_s * 1000 if self._children else 5000
+            for fd, _ in self._poller.poll(interval):
+                if fd == self._trainer:
+                    self._leave(grace_s=0.0)
+                    return
+                if fd == self._channel.fileno():
+                    for frame in self._channel.receive():
+                        if frame.kind == Kind.LEAVE:
+                            self._leave(frame.extra / 1000)
+                            return
+                        self._obey(frame)
+                    if self._channel.closed:
+                        self._leave(LEAVE_GRACE_S)
+                        return
+            self._reap()
+            self._watch()
+
+    # ------------------------------------------------------------ requests
+
+    def _obey(self, frame: Frame) -> None:
+        if frame.kind == Kind.HELLO:
+            self._trainer = frame.descriptors[0]
+            self._poller.register(self._trainer, select.POLLIN)
+        elif frame.kind == Kind.FORK:
+            self._fork(frame)
+        elif frame.kind == Kind.KILL and frame.seq in self._children:
+            processes.kill_group(frame.seq)
+            processes.kill(frame.seq)
+
+    def _fork(self, frame: Frame) -> None:
+        slot, incarnation = frame.seq, frame.extra
+        socket_fd, box_fd, stack_fd = frame.descriptors
+        zygote = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            processes.die_with_parent(zygote)
+            processes.lead_own_group()
+            self._become_worker(slot, socket_fd, box_fd, stack_fd)
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)  # whichever of the two comes first
+        os.close(socket_fd)
+        handle = os.pidfd_open(pid)
+        box = BlackBox(memory.attach(box_fd))
+        os.close(box_fd)
+        self._children[pid] = Child(slot, incarnation, pid, handle, box, stack_fd)
+        self._poller.register(handle, select.POLLIN)
+        self._channel.send(Kind.FORKED, pid, slot, [wire.dump(incarnation)])
+
+    def _become_worker(self, slot: int, socket_fd: int, box_fd: int, stack_fd: int) -> None:
+        """In the child: never returns."""
+        code = 1
+        try:
+            for child in self._children.values():
+                os.close(child.handle)
+                os.close(child.stack_fd)
+            if self._trainer >= 0:
+                os.close(self._trainer)
+            processes.name_thread(f"holdfast-w{slot}")
+            channel = Channel(socket.socket(fileno=socket_fd), blocking=True, owned=True)
+            process = multiprocessing.Process(
+                target=self._entry,
+                args=(channel, box_fd, stack_fd, self._job, slot),
+                name=f"Worker-{slot}",
+                daemon=True,
+            )
+            # The same steps that multiprocessing takes in its own children: fresh registries,
+            # closed stdin, sys.exit as exit code, flushed streams.
+            code = process._bootstrap(parent_sentinel=None)  # type: ignore[attr-defined]
+        finally:
+            os._exit(code)
+
+    # ------------------------------------------------------------ ends
+
+    def _reap(self) -> None:
+        """Report every child that ended, and end what it leaves behind."""
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            # The group before the leader is reaped: until then its pid cannot be anybody else's.
+            if ended.si_pid in self._children:
+                processes.kill_group(ended.si_pid)
+            pid, status = os.waitpid(ended.si_pid, 0)
+            child = self._children.pop(pid, None)
+            if child is not None:
+                self._forget(child)
+                report = (child.slot, child.incarnation, status, child.condemned, child.seconds)
+                self._channel.send(Kind.EXITED, pid, 0, [wire.dump(report)])
+
+    def _forget(self, child: Child) -> None:
+        self._poller.unregister(child.handle)
+        os.close(child.handle)
+        os.close(child.stack_fd)
+        child.box.release()
+
+    def _leave(self, grace_s: float) -> None:
+        """End everything; idle workers have seen the trainer hang up and leave by themselves."""
+        deadline = time.monotonic() + grace_s
+        while self._children and time.monotonic() < deadline:
+            poller = select.poll()
+            for child in self._children.values():
+                poller.register(child.handle, select.POLLIN)
+            poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            self._reap()
+        for pid in list(self._children):
+            processes.kill_group(pid)
+            processes.kill(pid)
+        deadline = time.monotonic() + 2.0
+        while time.monotonic() < deadline:
+            rest = processes.children()
+            if not rest:
+                return
+            for pid in rest:
+                if pid not in self._children:
+                    processes.kill(pid)
+            with contextlib.suppress(ChildProcessError):
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+                if pid:
+                    self._children.pop(pid, None)
+                else:
+                    time.sleep(0.002)
+
+    # ------------------------------------------------------------ hangs
+
+    def _watch(self) -> None:
+        if self._settings.sample_timeout is None:
+            return
+        slowest = max((child.box.slowest_s for child in self._children.values()), default=0.0)
+        for child in self._children.values():
+            if child.condemned:
+                continue
+            mark = child.box.mark
+            if mark != child.mark:
+                child.mark = mark
+                child.suspected = None
+            in_hand = child.box.in_hand()
+            judgement = judge(self._settings, in_hand, child.box.count, slowest, None, None)
+            if judgement is Judgement.SUSPECTED:
+                now = processes.activity(child.pid)
+                judgement = judge(self._settings, in_hand, child.box.count, slowest, child.suspected, now)
+                if judgement is Judgement.SUSPECTED and child.suspected is None:
+                    child.suspected = now
+                    self._wait_stack(child)
+                    stack = stacks.read(child.stack_fd)
+                    body = wire.dump((child.incarnation, in_hand, stack))
+                    self._channel.send(Kind.SUSPECTED, child.pid, child.slot, [body])
+            if judgement is Judgement.CONDEMNED:
+                child.condemned = True
+                child.seconds = in_hand.seconds
+                self._wait_stack(child)
+                processes.kill_group(child.pid)
+                processes.kill(child.pid)
+
+    def _wait_stack(self, child: Child) -> None:
+        """Have the worker write its stacks; a stopped one cannot, and is not waited for long."""
+        before = os.fstat(child.stack_fd).st_size
+        stacks.ask(child.pid)
+        deadline = time.monotonic() + _STACK_WAIT_S
+        last = -1
+        while time.monotonic() < deadline:
+            size = os.fstat(child.stack_fd).st_size
+            if size > before and size == last:
+                return
+            last = size
+            time.sleep(0.005)

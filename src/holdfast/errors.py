@@ -1,0 +1,174 @@
+"""The errors that holdfast raises, each with fields, so that nobody parses text.
+
+Reads   incidents.
+Writes  messages: who, how, doing what, what was done about it, what you can do.
+Never   torch: the loader's errors are RuntimeErrors, as torch's are.
+"""
+
+from __future__ import annotations
+
+import signal as _signal
+from collections import Counter
+from collections.abc import Sequence
+
+from holdfast.records import Incident, IncidentKind, first_line
+
+
+class HoldfastError(Exception):
+    """What every error of holdfast's own is."""
+
+
+class WorkerCrashedError(HoldfastError, RuntimeError):
+    """A sample killed every worker that took it, or a worker died in a way that cannot be retried."""
+
+    def __init__(self, message: str, incident: Incident | None = None) -> None:
+        super().__init__(message)
+        self.incident = incident
+
+    def __reduce__(self) -> tuple[type[WorkerCrashedError], tuple[str, Incident | None]]:
+        return type(self), (str(self), self.incident)
+
+
+class WorkerHungError(WorkerCrashedError):
+    """A sample took longer than it may, in every worker that took it."""
+
+
+class WorkerStartError(WorkerCrashedError):
+    """A worker could not be started: an import, an unpickling or worker_init_fn failed."""
+
+
+class TooManyFaultsError(HoldfastError, RuntimeError):
+    """A limit of the fault policy was exceeded: restarts, or bad samples."""
+
+    def __init__(self, message: str, incidents: Sequence[Incident] = ()) -> None:
+        super().__init__(message)
+        self.incidents = tuple(incidents)
+
+    def __reduce__(self) -> tuple[type[TooManyFaultsError], tuple[str, tuple[Incident, ...]]]:
+        return type(self), (str(self), self.incidents)
+
+
+class ForkedLoaderError(HoldfastError, RuntimeError):
+    """An iterator was used in a process that is not the one which made it."""
+
+
+def crash_error(incident: Incident, *, healthy_slots: int, delivered: int) -> WorkerCrashedError:
+    """The error for a sample that is poison under faults="raise"."""
+    kind = WorkerHungError if incident.kind is IncidentKind.HANG else WorkerCrashedError
+    return kind(crash_message(incident, healthy_slots=healthy_slots, delivered=delivered), incident)
+
+
+def crash_message(incident: Incident, *, healthy_slots: int, delivered: int) -> str:
+    """The five lines of a death: cause, python, task, state, next."""
+    rows = [("cause", _cause(incident))]
+    python = python_line(incident.stack)
+    if python:
+        rows.append(("python", python))
+    rows.append(("task", _task(incident)))
+    others = f"the other {healthy_slots} workers go on; " if healthy_slots > 1 else ""
+    others = "the other worker goes on; " if healthy_slots == 1 else others
+    rows.append(("state", f"{others}{delivered} batches were delivered; next() goes on with the batch after this"))
+    advice = [f'faults="skip"            leave {_it(incident)} out and finish the epoch']
+    if incident.kind is IncidentKind.HANG:
+        seconds = max(60, round(incident.seconds_in_hand * 10))
+        advice.append(f"FaultPolicy(sample_timeout={seconds})   if such a sample is only slow")
+    else:
+        advice.append('faults="replace"         put another sample in its place, so that batches keep their size')
+    rows.append(("next", advice[0]))
+    rows += [("", line) for line in advice[1:]]
+    body = "\n".join(f"  {name:<8} {text}" for name, text in rows)
+    return f"worker {incident.slot} {incident.cause} while {incident.doing}\n\n{body}\n"
+
+
+def _it(incident: Incident) -> str:
+    return "this sample" if len(incident.indices) == 1 else "these samples"
+
+
+def _cause(incident: Incident) -> str:
+    if incident.kind is IncidentKind.HANG:
+        return f"no progress for {incident.seconds_in_hand:.1f} s (worker pid {incident.pid})"
+    if incident.exit is None:
+        return "unknown"
+    if incident.exit.signal is not None:
+        # The sentence that torch says, and that people's code may look for.
+        name = _signal.strsignal(incident.exit.signal) or incident.exit.signal_name
+        said = f"DataLoader worker (pid {incident.pid}) is killed by signal: {name}."
+    else:
+        said = f"DataLoader worker (pid(s) {incident.pid}) exited unexpectedly"
+    return f"{incident.exit.explanation}\n           {said}"
+
+
+def _task(incident: Incident) -> str:
+    deaths = f"{incident.attempt} of {incident.attempts_allowed}"
+    seconds = f", {incident.seconds_in_hand:.1f} s in hand" if incident.seconds_in_hand >= 0.1 else ""
+    return f"batch {incident.batch} of epoch {incident.epoch}; {_it(incident)} has now cost {deaths} workers{seconds}"
+
+
+def python_line(stack: str, depth: int = 3) -> str:
+    """«dataset.py:88 decode ← dataset.py:61 __getitem__» from what faulthandler wrote."""
+    frames: list[str] = []
+    current = False
+    for line in stack.splitlines():
+        if "(most recent call first)" in line:
+            if frames:
+                break
+            current = line.startswith("Current thread") or not frames
+            continue
+        text = line.strip()
+        if current and text.startswith('File "'):
+            path, _, rest = text[6:].partition('", line ')
+            number, _, function = rest.partition(" in ")
+            if "/holdfast/" in path:
+                break
+            frames.append(f"{path.rsplit('/', 1)[-1]}:{number} {function}")
+    return "  ←  ".join(frames[:depth])
+
+
+def start_error(incident: Incident, attempts: int) -> WorkerStartError:
+    failure = incident.failure
+    lines = [f"worker {incident.slot} (pid {incident.pid}) could not be started in {attempts} attempts"]
+    if failure is not None:
+        lines[0] += f": {failure.type_name}: {first_line(failure.message)}"
+        lines += ["", failure.traceback]
+    else:
+        what = f"it {incident.exit.words if incident.exit else 'ended'} while {incident.in_hand.stage.words}"
+        cause = incident.exit.explanation if incident.exit else "unknown"
+        lines += ["", f"  cause    {what}: {cause}"]
+        python = python_line(incident.stack)
+        if python:
+            lines.append(f"  python   {python}")
+        if incident.exit and incident.exit.signal is not None:
+            said = _signal.strsignal(incident.exit.signal)
+            lines.append(f"           DataLoader worker (pid {incident.pid}) is killed by signal: {said}.")
+    lines += [
+        "",
+        "  next     run worker_init_fn and dataset[0] once in this process, with num_workers=0, to see it fail here",
+    ]
+    return WorkerStartError("\n".join(lines) + "\n", incident)
+
+
+def limit_message(text: str, incidents: Sequence[Incident], remedy: str) -> str:
+    """Sums up what happened before a limit ended the epoch."""
+    causes = Counter(_short_cause(i) for i in incidents)
+    lines = [text, ""]
+    for cause, count in causes.most_common(6):
+        examples = [i.sample for i in incidents if _short_cause(i) == cause and i.indices]
+        named = list(dict.fromkeys(examples))[:5]
+        lines.append(
+            f"  {count:>5} ×  {cause}"
+            + (f"  ({', '.join(named)}{', …' if len(examples) > 5 else ''})" if named else "")
+        )
+    if len(causes) > 6:
+        lines.append(f"          and {len(causes) - 6} more causes")
+    lines += ["", f"  next     {remedy}", "           loader.incidents     every one of them, with stacks"]
+    return "\n".join(lines) + "\n"
+
+
+def _short_cause(incident: Incident) -> str:
+    if incident.kind is IncidentKind.EXCEPTION and incident.failure:
+        return incident.failure.type_name
+    if incident.kind is IncidentKind.HANG:
+        return f"hang while {incident.in_hand.stage.words}"
+    if incident.exit:
+        return f"{incident.exit.words} while {incident.in_hand.stage.words}"
+    return incident.cause

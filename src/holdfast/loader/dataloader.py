@@ -1,0 +1,136 @@
+"""The DataLoader: torch's, with workers that may die.
+
+Reads   its arguments.
+Writes  nothing by itself; its iterators do.
+Never   means anything else by an argument than torch does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import Dataset, Sampler
+
+from holdfast.loader.inline import InlineIterator
+from holdfast.loader.iterator import SupervisedIterator
+from holdfast.loader.ledger import Ledger, Quarantine
+from holdfast.records import Incident, Statistics
+from holdfast.settings import FaultPolicy, FaultRule, fault_policy
+
+T_co = TypeVar("T_co", covariant=True)
+
+_TORCH_TAKES = frozenset(inspect.signature(torch.utils.data.DataLoader.__init__).parameters)
+
+
+class DataLoader(torch.utils.data.DataLoader[T_co]):
+    """A drop-in for `torch.utils.data.DataLoader` whose worker processes may die in any way.
+
+    Every argument of torch's has torch's meaning. One is new:
+
+    faults   what is done about samples that raise, or that kill or hang their worker: "raise" (the
+             default), "skip", "replace", a callable that is given the `Incident` and returns one of these
+             words, or a `FaultPolicy` for the rest (retries, timeouts, limits)
+
+    A worker that dies is replaced and its work done again, whatever the policy: batches, their order and their
+    random augmentation are those of an undisturbed run.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        faults: FaultRule | FaultPolicy = "raise",
+    ) -> None:
+        self.faults = faults
+        self._policy = fault_policy(faults)
+        self._ledger = Ledger()
+        self._latest: weakref.ref[SupervisedIterator] | None = None
+        self.in_order = in_order
+        options: dict[str, Any] = {
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
+            "pin_memory_device": pin_memory_device,
+            "in_order": in_order,
+        }
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            **{name: value for name, value in options.items() if name in _TORCH_TAKES},
+        )
+
+    def _get_iterator(self) -> Any:
+        if self.num_workers == 0:
+            if self._policy.on_error == "raise" and not self._policy.retry_on:
+                return super()._get_iterator()
+            return InlineIterator(self)
+        self.check_worker_number_rationality()
+        iterator = SupervisedIterator(self)
+        self._latest = weakref.ref(iterator)
+        return iterator
+
+    def __iter__(self) -> Any:
+        if self._iterator is not None and getattr(self._iterator, "_shutdown", False):
+            self._iterator = None  # its workers are gone: given up, or shut down by a library
+        return super().__iter__()
+
+    @property
+    def incidents(self) -> Sequence[Incident]:
+        """Everything that went wrong since the loader was made, in order."""
+        return tuple(self._ledger.incidents)
+
+    @property
+    def quarantine(self) -> Quarantine:
+        """The samples that were left out or replaced, by index, each with its incident."""
+        return self._ledger.quarantine
+
+    def statistics(self) -> Statistics:
+        """An immutable snapshot: counts since the loader was made, and the slots as they are now."""
+        ledger = self._ledger
+        iterator = self._latest() if self._latest is not None else None
+        restarts, retries, replaced = iterator.counts() if iterator is not None else (0, 0, 0)
+        return Statistics(
+            epoch=max(0, ledger.epoch),
+            delivered=ledger.delivered,
+            errored=ledger.errored,
+            emptied=ledger.emptied,
+            restarts=ledger.restarts + restarts,
+            retries=ledger.retries + retries,
+            replaced=ledger.replaced + replaced,
+            quarantined=len(ledger.quarantine),
+            incidents=len(ledger.incidents),
+            slots=iterator.slot_statistics() if iterator is not None else (),
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_latest": None, "_iterator": None}

@@ -1,0 +1,177 @@
+"""What the runner asks about a loader's tasks: their bytes, their samples' names, the user's decision.
+
+Reads   the tasks that were drawn.
+Writes  the ledger.
+Never   knows the iterator: that must be free to go when its last user lets go of it.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import RandomSampler, SequentialSampler
+
+from holdfast import errors
+from holdfast import records as r
+from holdfast._transport import wire
+from holdfast.loader import tasks
+from holdfast.loader.ledger import Ledger, StreamIndex
+from holdfast.loader.raising import rebuilt
+from holdfast.records import Decision, Failure, Incident, InHand, Plan
+from holdfast.settings import FaultPolicy, decision_of
+
+_CANDIDATES = 32
+_REMEMBERED_DRAWS = 4096
+
+
+class Sight(Protocol):
+    """What the door wants to know of an engine."""
+
+    def look(self, slot: int) -> tuple[int | None, InHand | None]: ...
+    def place_of(self, slot: int) -> bytes | None: ...
+
+
+class Door:
+    """The front door that a loader's runner works for."""
+
+    def __init__(self, ledger: Ledger, policy: FaultPolicy, engine: Sight, *, stream: bool, batched: bool) -> None:
+        self.ledger = ledger
+        self.policy = policy
+        self.engine = engine
+        self.stream = stream
+        self.batched = batched
+        self.drawn: dict[int, Any] = {}  # seq → index as the sampler gave it
+        self.pool: Any = None  # where replacements are drawn from
+        self.seed = 0
+        self._last: tuple[Incident, Incident] | None = None
+
+    def draw(self, seq: int, index: Any) -> None:
+        """Note what the sampler drew for a batch."""
+        if self.batched and not hasattr(index, "__len__"):
+            index = list(index)
+        self.drawn[seq] = index
+        if type(self.pool) is list and len(self.pool) < _REMEMBERED_DRAWS:
+            self.pool.extend(index if self.batched else [index])
+
+    def size_of(self, seq: int) -> int:
+        return len(self.drawn[seq]) if self.batched else 1
+
+    def known_bad(self, seq: int) -> tuple[int, ...]:
+        """Positions of samples that have killed workers in an earlier epoch."""
+        quarantine = self.ledger.quarantine
+        if self.stream or not quarantine.has_deadly:
+            return ()
+        drawn = self.drawn[seq] if self.batched else [self.drawn[seq]]
+        return tuple(p for p, i in enumerate(drawn) if quarantine.is_deadly(i))
+
+    def encode(self, seq: int, plan: Plan) -> bytes:
+        index = self.drawn[seq]
+        if self.stream:
+            return tasks.encode_stream(len(index) if self.batched else -1, plan)
+        return tasks.encode_map(index, self.batched, plan, self._candidates(seq, index))
+
+    def _candidates(self, seq: int, index: Any) -> tuple[Any, ...]:
+        """Other samples that may take a bad one's place: the same ones in every run with the same seed."""
+        if self.policy.on_error == "raise" and self.policy.crash_rule == "raise":
+            return ()
+        if self.policy.on_error == "skip" and self.policy.crash_rule == "skip":
+            return ()
+        pool = self.pool
+        draw = random.Random(f"{self.seed}/{self.ledger.epoch}/{seq}")
+        quarantine = self.ledger.quarantine
+        found: list[Any] = []
+        for _ in range(4 * _CANDIDATES):
+            candidate = pool[draw.randrange(len(pool))]
+            if not quarantine.is_deadly(candidate):
+                found.append(candidate)
+            if len(found) == _CANDIDATES:
+                break
+        return tuple(found)
+
+    def explain(self, incident: Incident) -> Incident:
+        """Add what the machine does not know: indices, epoch, pid, time."""
+        if self._last is not None and self._last[0] is incident:
+            return self._last[1]
+        indices = self._indices(incident)
+        pid = incident.pid
+        if pid < 0:
+            pid = self.engine.look(incident.slot)[0] or -1
+        explained = replace(
+            incident,
+            indices=indices,
+            index=indices[0] if len(indices) == 1 else None,
+            epoch=self.ledger.epoch,
+            pid=pid,
+            when=time.time(),
+            number=len(self.ledger.incidents),
+        )
+        self._last = (incident, explained)
+        return explained
+
+    def _indices(self, incident: Incident) -> tuple[Any, ...]:
+        if self.stream:
+            failure = incident.failure
+            if failure is not None and failure.ordinal >= 0:
+                return (StreamIndex(incident.slot, failure.ordinal),)
+            place = self.engine.place_of(incident.slot)
+            taken = 0 if place is None else wire.load(place)[0]
+            return tuple(StreamIndex(incident.slot, taken + p) for p in incident.positions)
+        index = self.drawn.get(incident.batch)
+        if index is None:
+            return ()
+        drawn = list(index) if self.batched else [index]
+        return tuple(drawn[p] for p in incident.positions if 0 <= p < len(drawn))
+
+    def incident_happened(self, incident: Incident) -> None:
+        self.ledger.add(incident)
+
+    def quarantine(self, seq: int, positions: tuple[int, ...], incident: Incident) -> None:
+        for index in incident.indices:
+            self.ledger.quarantine.put(index, incident)
+
+    def decide(self, incident: Incident) -> Decision:
+        rule = self.policy.on_error if incident.kind is r.IncidentKind.EXCEPTION else self.policy.crash_rule
+        assert callable(rule)
+        return decision_of(rule(incident))
+
+    def decide_failure(self, seq: int, failure: Failure) -> Decision:
+        """The user's word on an exception in this very process."""
+        positions = (failure.position,) if failure.position >= 0 else ()
+        hand = InHand(failure.stage, seq, failure.position)
+        raw = Incident(r.IncidentKind.EXCEPTION, 0, 1, -1, seq, hand, positions=positions, failure=failure)
+        return self.decide(self.explain(raw))
+
+
+def replacement_pool(loader: Any) -> Any:
+    """What bad samples may be replaced by: never one that this sampler could not have drawn.
+
+    The whole dataset under torch's own samplers; else what has been drawn so far in this epoch.
+    """
+    plain = type(loader.batch_sampler) in (type(None), torch.utils.data.BatchSampler)
+    if plain and isinstance(loader.sampler, (SequentialSampler, RandomSampler)):
+        size = len(loader.sampler.data_source)
+        if size:
+            return range(size)
+    return []
+
+
+def give_up_error(given_up: r.GiveUp, ledger: Ledger) -> BaseException:
+    """The one error that ends an epoch when a limit is exceeded."""
+    incident = given_up.incident
+    if given_up.limit is r.LimitKind.STARTS:
+        assert incident is not None
+        if incident.failure is not None and incident.failure.traceback:
+            return rebuilt(incident)
+        return errors.start_error(incident, incident.attempt)
+    if given_up.limit is r.LimitKind.RESTARTS:
+        remedy = "FaultPolicy(max_restarts=…, restart_window_s=…)   if so many deaths are to be expected"
+        seen = [i for i in ledger.incidents if i.kind is not r.IncidentKind.EXCEPTION]
+    else:
+        remedy = "FaultPolicy(max_bad=…)   if so many bad samples are to be expected"
+        seen = list(ledger.quarantine.values())
+    seen = [i for i in seen if i.epoch == ledger.epoch]
+    return errors.TooManyFaultsError(errors.limit_message(given_up.text, seen, remedy), seen)

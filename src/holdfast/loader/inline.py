@@ -1,0 +1,173 @@
+"""num_workers=0 under a fault policy: the same jobs and the same machine, in the trainer's own process.
+
+Reads   the dataset.
+Writes  the ledger.
+Never   survives what kills a process: here that is the trainer. Exceptions are dealt with as in workers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils.data import dataloader as torch_loader
+from torch.utils.data._utils import pin_memory as torch_pin
+
+from holdfast import records as r
+from holdfast._fleet.machine import Machine
+from holdfast._fleet.runner import Runner
+from holdfast._worker.loop import StreamEnded, TaskFailed
+from holdfast._worker.randomness import Randomness
+from holdfast.loader.door import Door, give_up_error, replacement_pool
+from holdfast.loader.jobs import JobSettings, MapJob
+from holdfast.loader.raising import reraise
+from holdfast.loader.streams import StreamJob
+from holdfast.records import Decision, Event, Failure, InHand, Outcome
+
+
+class _NoBox:
+    """Nobody reads the black box of a process that cannot be replaced."""
+
+    def enter(self, stage: int, batch: int = -1, position: int = -1, count: int = 1) -> None: ...
+    def fetch(self, position: int) -> None: ...
+    def finished(self) -> None: ...
+
+
+class _NoArena:
+    def begin(self) -> None: ...
+
+
+class Here:
+    """A batch that is already where it is wanted."""
+
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+
+    def open(self) -> Any:
+        return self._batch
+
+    def discard(self) -> None: ...
+
+
+class InlineEngine:
+    """Engine and desk in one: a task is done while it is sent."""
+
+    def __init__(self, job: MapJob | StreamJob) -> None:
+        self.box = _NoBox()
+        self.arena = _NoArena()
+        self.randomness = Randomness()
+        self.last_random = self.randomness.read()
+        self.dealt_with: list[Failure] = []
+        self.place: bytes | None = None
+        self.door: Door | None = None
+        self._job = job
+        self._news: list[tuple[Event, Any]] = []
+
+    # the engine's side
+
+    def start_worker(self, slot: int, incarnation: int) -> None:
+        self._job.prepare_here(self)
+
+    def send_task(self, slot: int, incarnation: int, seq: int, body: bytes, probe: bool) -> None:
+        self.dealt_with.clear()
+        self.last_random = self.randomness.read()
+        try:
+            self._job.run(seq, memoryview(body), probe)
+        except StreamEnded:
+            self._tell(r.TaskFinished(0, 1, seq, tuple(self.dealt_with), ended=True))
+        except TaskFailed as failed:
+            self._tell(r.TaskErrored(0, 1, seq, failed.failure, tuple(self.dealt_with), failed.ended))
+
+    def answer(self, slot: int, incarnation: int, decision: Decision) -> None: ...
+
+    def wait_events(self, timeout_s: float | None) -> Sequence[tuple[Event, Any]]:
+        news, self._news = self._news, []
+        return news
+
+    def look(self, slot: int) -> tuple[int | None, InHand | None]:
+        return os.getpid(), None
+
+    def place_of(self, slot: int) -> bytes | None:
+        return self.place
+
+    # the desk's side
+
+    def send_batch(self, seq: int, batch: Any) -> None:
+        self._tell(r.TaskFinished(0, 1, seq, tuple(self.dealt_with)), Here(batch))
+
+    def send_empty(self, seq: int) -> None:
+        self._tell(r.TaskFinished(0, 1, seq, tuple(self.dealt_with), empty=True))
+
+    def can_pack(self, batch: Any) -> None: ...
+
+    def rewind(self) -> None:
+        self.randomness.set(self.last_random)
+
+    def ask(self, seq: int, failure: Failure) -> Decision:
+        assert self.door is not None
+        return self.door.decide_failure(seq, failure)
+
+    def _tell(self, event: Event, payload: Any = None) -> None:
+        self._news.append((event, payload))
+
+
+class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
+    def __init__(self, loader: Any) -> None:
+        torch_loader._SingleProcessDataLoaderIter.__init__(self, loader)
+        stream = self._dataset_kind == torch_loader._DatasetKind.Iterable
+        policy = loader._policy
+        settings = JobSettings(
+            dataset=self._dataset,
+            collate_fn=self._collate_fn,
+            batched=self._auto_collation,
+            drop_last=self._drop_last,
+            base_seed=int(self._base_seed),
+            shared_seed=None,
+            worker_init_fn=None,
+            num_workers=0,
+            policy=policy.without_callables(),
+            asks=callable(policy.on_error),
+        )
+        self._dataset_fetcher = None  # its iterator would take samples of ours
+        self._ledger = loader._ledger
+        self._ledger.epoch += 1
+        engine = InlineEngine(StreamJob(settings) if stream else MapJob(settings))
+        self._door = Door(self._ledger, policy, engine, stream=stream, batched=self._auto_collation)
+        self._door.seed = int(self._base_seed)
+        self._door.pool = () if stream else replacement_pool(loader)
+        engine.door = self._door
+        self._machine = Machine(1, policy)
+        self._runner = Runner(engine, self._machine, self._door)
+        self._runner.begin()
+        self._seq = 0
+
+    def _next_data(self) -> Any:
+        while True:
+            if self._runner.given_up is not None:
+                raise give_up_error(self._runner.given_up, self._ledger)
+            index = next(self._sampler_iter)
+            seq, self._seq = self._seq, self._seq + 1
+            self._door.draw(seq, index)
+            self._runner.tell(r.TaskSubmitted(seq, 0, self._door.size_of(seq), True, ()))
+            self._runner.wait(0)
+            self._runner.arrived.clear()
+            concluded = self._runner.concluded.pop(seq, None)
+            self._door.drawn.pop(seq, None)
+            if self._runner.problem is not None:
+                problem, self._runner.problem = self._runner.problem, None
+                raise problem
+            if concluded is None:
+                continue
+            if concluded.outcome is Outcome.ENDED:
+                raise StopIteration
+            if concluded.outcome is Outcome.EMPTY:
+                self._ledger.emptied += 1
+                continue
+            if concluded.outcome is Outcome.ERRORED:
+                self._ledger.errored += 1
+                assert concluded.incident is not None
+                reraise(concluded.incident)
+            self._ledger.delivered += 1
+            data = concluded.payload.open()
+            return torch_pin.pin_memory(data, self._pin_memory_device) if self._pin_memory else data

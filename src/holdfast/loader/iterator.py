@@ -1,0 +1,285 @@
+"""One pass over a loader: draws indices as torch does, hands them out, delivers what comes back.
+
+Reads   the sampler; outcomes from the runner.
+Writes  tasks to the runner; the ledger.
+Never   an order or a batch that differs from torch's own loader's, whatever happens to workers.
+
+Batch i goes to slot i mod n (skipping ended streams), prefetch_factor × n batches are in flight, and one more index
+is drawn per delivered batch: as in torch, because samplers, seeds and tests depend on it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import pickle
+import time
+import warnings
+import weakref
+from typing import Any, NoReturn
+
+import torch
+from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data import dataloader as torch_loader
+from torch.utils.data._utils import pin_memory as torch_pin
+
+from holdfast import errors
+from holdfast import records as r
+from holdfast._fleet.machine import Machine
+from holdfast._fleet.runner import Concluded, Runner
+from holdfast.engines.local.engine import LocalEngine
+from holdfast.engines.local.watch import WatchSettings
+from holdfast.loader.door import Door, give_up_error, replacement_pool
+from holdfast.loader.jobs import JobSettings, MapJob
+from holdfast.loader.ledger import Ledger
+from holdfast.loader.raising import reraise
+from holdfast.loader.streams import StreamJob
+from holdfast.records import Outcome
+from holdfast.settings import FaultPolicy
+
+
+class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
+    """The iterator of a loader with workers. Of torch's class, because libraries ask for that."""
+
+    def __init__(self, loader: Any) -> None:
+        torch_loader._BaseDataLoaderIter.__init__(self, loader)
+        if loader.prefetch_factor <= 0:
+            raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
+        self._prefetch_factor = loader.prefetch_factor
+        self._in_order = loader.in_order
+        self._shutdown = True  # until there is something to shut down
+        self._owner = os.getpid()
+        self._ledger: Ledger = loader._ledger
+        self._policy: FaultPolicy = loader._policy
+        self._stream = self._dataset_kind == torch_loader._DatasetKind.Iterable
+        self._skippable = not self._stream or _can_skip(loader.dataset)
+        context = loader.multiprocessing_context or torch.multiprocessing
+        watch = WatchSettings(self._policy.sample_timeout, self._policy.hang_floor_s)
+        self._engine = LocalEngine(context, self._make_job(loader), self._num_workers, watch)
+        self._machine = Machine(self._num_workers, self._policy)
+        self._door = Door(self._ledger, self._policy, self._engine, stream=self._stream, batched=self._auto_collation)
+        self._door.seed = int(self._base_seed)
+        self._runner = Runner(self._engine, self._machine, self._door)
+        try:
+            self._engine.launch()
+        except (TypeError, AttributeError, pickle.PicklingError):
+            self._engine.close()
+            warnings.warn(
+                "Got pickle error when attempting to start a worker Process. "
+                "This might be because the worker Process arguments are not picklable. "
+                "Python 3.14+ changed the multiprocessing start method in non-Mac POSIX platforms "
+                "to 'forkserver', which requires the worker Process arguments to be picklable. "
+                "You can also try multiprocessing.set_start_method('fork').",
+                stacklevel=3,
+            )
+            raise
+        except BaseException:
+            self._engine.close()
+            raise
+        self._shutdown = False
+        self._finalizer = weakref.finalize(self, self._engine.close)
+        self._runner.begin()
+        self._reset(loader, first_iter=True)
+
+    def _make_job(self, loader: Any) -> MapJob | StreamJob:
+        init = loader.worker_init_fn
+        if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
+            init = functools.partial(torch_loader._sharding_worker_init_fn, init, self._world_size, self._rank)
+        settings = JobSettings(
+            dataset=self._dataset,
+            collate_fn=self._collate_fn,
+            batched=self._auto_collation,
+            drop_last=self._drop_last,
+            base_seed=int(self._base_seed),
+            shared_seed=self._shared_seed,
+            worker_init_fn=init,
+            num_workers=self._num_workers,
+            policy=self._policy.without_callables(),
+            asks=callable(self._policy.on_error),
+        )
+        return StreamJob(settings) if self._stream else MapJob(settings)
+
+    # ------------------------------------------------------------ an epoch
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if not first_iter:
+            self._drain()
+        torch_loader._BaseDataLoaderIter._reset(self, loader, first_iter)
+        self._ledger.epoch += 1
+        self._send_idx = 0
+        self._rcvd_idx = 0
+        self._outstanding: dict[int, int] = {}  # seq → slot
+        self._workers_status = [True] * self._num_workers
+        self._workers_num_tasks = [0] * self._num_workers
+        self._worker_queue_idx_cycle = itertools.cycle(range(self._num_workers))
+        self._door.drawn.clear()
+        self._door.pool = () if self._stream else replacement_pool(loader)
+        if not first_iter:
+            self._engine.begin_epoch(self._ledger.epoch, self._shared_seed)
+            self._runner.tell(r.EpochBegan(self._ledger.epoch))
+            while not self._engine.epoch_begun and self._runner.given_up is None:
+                self._runner.wait(None)
+        for _ in range(self._prefetch_factor * self._num_workers):
+            self._try_put_index()
+
+    def _drain(self) -> None:
+        """Have the workers finish what an unfinished epoch asked of them: as in torch, it uses random numbers."""
+        self._check_owner()
+        while self._machine.tasks and self._runner.given_up is None:
+            self._runner.wait(None)
+        for concluded in self._runner.concluded.values():
+            if concluded.payload is not None:
+                concluded.payload.discard()
+        self._runner.concluded.clear()
+        self._runner.arrived.clear()
+
+    def _try_put_index(self) -> None:
+        most = self._prefetch_factor * self._num_workers
+        try:
+            index = next(self._sampler_iter)
+        except StopIteration:
+            return
+        for _ in range(self._num_workers):
+            slot = next(self._worker_queue_idx_cycle)
+            if self._workers_status[slot] and (
+                self._in_order or self._workers_num_tasks[slot] < most // sum(self._workers_status)
+            ):
+                break
+        else:
+            return
+        seq = self._send_idx
+        self._door.draw(seq, index)
+        self._outstanding[seq] = slot
+        self._workers_num_tasks[slot] += 1
+        self._send_idx += 1
+        door = self._door
+        self._runner.tell(r.TaskSubmitted(seq, slot, door.size_of(seq), self._skippable, door.known_bad(seq)))
+
+    # ------------------------------------------------------------ next
+
+    def _next_data(self) -> Any:
+        self._check_owner()
+        while True:
+            seq = self._next_seq()
+            if seq is None:
+                if not self._persistent_workers:
+                    self._shutdown_workers()
+                raise StopIteration
+            concluded = self._runner.concluded.pop(seq)
+            slot = self._outstanding.pop(seq)
+            if self._in_order:
+                self._rcvd_idx = seq + 1
+            if concluded.outcome is Outcome.ENDED:
+                if self._workers_status[slot]:
+                    self._workers_status[slot] = False
+                    self._try_put_index()
+                self._door.drawn.pop(seq, None)
+                continue
+            self._workers_num_tasks[slot] -= 1
+            self._try_put_index()
+            if concluded.outcome is Outcome.DELIVERED:
+                data = concluded.payload.open()
+                self._ledger.delivered += 1
+                del self._door.drawn[seq]
+                if self._pin_memory:
+                    data = torch_pin.pin_memory(data, self._pin_memory_device)
+                return data
+            self._door.drawn.pop(seq, None)
+            if concluded.outcome is Outcome.EMPTY:
+                self._ledger.emptied += 1
+                continue
+            self._ledger.errored += 1
+            self._raise(concluded, slot)
+
+    def _next_seq(self) -> int | None:
+        """The batch whose turn it is, waiting for it; None when there is none left."""
+        runner = self._runner
+        while True:
+            if runner.problem is not None:
+                problem, runner.problem = runner.problem, None
+                raise problem
+            if not self._outstanding:
+                return None
+            if self._in_order:
+                if self._rcvd_idx in runner.concluded:
+                    return self._rcvd_idx
+            elif runner.arrived:
+                seq = runner.arrived.popleft()
+                if seq in runner.concluded:
+                    return seq
+                continue
+            if runner.given_up is not None:
+                self._shutdown_workers()
+                raise give_up_error(runner.given_up, self._ledger)
+            self._wait()
+
+    def _wait(self) -> None:
+        if self._timeout <= 0:
+            self._runner.wait(None)
+            return
+        known = len(self._runner.concluded)
+        deadline = time.monotonic() + self._timeout
+        while len(self._runner.concluded) == known and self._runner.given_up is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+            self._runner.wait(left)
+
+    def _raise(self, concluded: Concluded, slot: int) -> NoReturn:
+        incident = concluded.incident
+        assert incident is not None
+        if incident.failure is not None:
+            reraise(incident)
+        raise errors.crash_error(incident, healthy_slots=self._num_workers - 1, delivered=self._ledger.delivered)
+
+    # ------------------------------------------------------------ the rest
+
+    def _check_owner(self) -> None:
+        if os.getpid() != self._owner:
+            raise errors.ForkedLoaderError(
+                f"this iterator belongs to process {self._owner} and cannot be used in process {os.getpid()}, "
+                "a fork of it; make a new one there: iter(loader)"
+            )
+        if self._shutdown and self._outstanding:
+            raise errors.HoldfastError("this iterator was shut down; make a new one: iter(loader)")
+
+    def counts(self) -> tuple[int, int, int]:
+        return self._machine.restarts, self._machine.retries, self._machine.replaced
+
+    def slot_statistics(self) -> tuple[r.SlotStatistics, ...]:
+        rows = []
+        for slot in self._machine.slots:
+            pid, in_hand = (None, None) if self._shutdown else self._engine.look(slot.number)
+            rows.append(
+                r.SlotStatistics(
+                    slot=slot.number,
+                    state="closed" if self._shutdown else slot.state,
+                    pid=pid,
+                    incarnation=slot.incarnation,
+                    doing=in_hand.stage.words if in_hand else "",
+                    batch=in_hand.batch if in_hand else -1,
+                    seconds=in_hand.seconds if in_hand else 0.0,
+                    queued=len(slot.queue),
+                )
+            )
+        return tuple(rows)
+
+    def _shutdown_workers(self) -> None:
+        if self._shutdown:
+            return
+        self._shutdown = True
+        self._ledger.restarts += self._machine.restarts
+        self._ledger.retries += self._machine.retries
+        self._ledger.replaced += self._machine.replaced
+        self._machine.restarts = self._machine.retries = self._machine.replaced = 0
+        self._finalizer()
+
+    def __del__(self) -> None:
+        if getattr(self, "_shutdown", True) or os.getpid() != self._owner:
+            return
+        self._shutdown_workers()
+
+
+def _can_skip(dataset: Any) -> bool:
+    return hasattr(dataset, "skip")

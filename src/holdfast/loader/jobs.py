@@ -1,0 +1,323 @@
+"""What a worker does for a data loader: prepare like torch's worker, then make batches.
+
+Reads   the dataset.
+Writes  batches, through its desk; what it is doing, to the black box.
+Never   lets an exception of the user's code out unexplained; never catches what ends a process.
+
+`LoaderJob` is what map-style and iterable datasets have in common: seeds, worker_init_fn, and
+what a fault policy says about an exception. `MapJob` and `StreamJob` know how to fetch.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils.data import IterDataPipe
+from torch.utils.data._utils import worker as torch_worker
+
+from holdfast._fleet.policy import pause_s
+from holdfast._worker import failures
+from holdfast._worker.loop import Desk, Restored, TaskFailed
+from holdfast.loader import collating, culprits, tasks
+from holdfast.records import Decision, Failure, Stage
+from holdfast.settings import FaultPolicy
+
+
+@dataclass
+class JobSettings:
+    """What every worker of a loader needs to know; travels once, to the zygote."""
+
+    dataset: Any
+    collate_fn: Callable[[Any], Any]
+    batched: bool
+    drop_last: bool
+    base_seed: int
+    shared_seed: int | None
+    worker_init_fn: Callable[[int], None] | None
+    num_workers: int
+    policy: FaultPolicy
+    asks: bool  # on_error is a callable, which only the trainer has
+
+
+class Again(Exception):
+    """Start this batch once more, from the random state before it."""
+
+
+class LoaderJob:
+    def __init__(self, settings: JobSettings) -> None:
+        self.settings = settings
+        self.dataset = settings.dataset
+        self.collate_fn = settings.collate_fn
+        self.slot = -1
+        self.desk: Desk
+        self._dirty = False  # the last task was a probe: its random numbers do not count
+        self._attempts: dict[tuple[int, int], int] = {}
+
+    # ------------------------------------------------------------ beginning
+
+    def prepare(self, desk: Desk, slot: int, restored: Restored) -> None:
+        settings = self.settings
+        self.desk, self.slot = desk, slot
+        torch.set_num_threads(1)
+        seed = settings.base_seed + slot
+        random.seed(seed)
+        torch.manual_seed(seed)
+        _seed_numpy(settings.base_seed, slot)
+        self._seed_pipe(restored.epoch_note if restored.epoch_note is not None else settings.shared_seed)
+        torch_worker._worker_info = torch_worker.WorkerInfo(
+            id=slot, num_workers=settings.num_workers, seed=seed, dataset=self.dataset
+        )
+        collating.install(desk.arena)
+        if settings.worker_init_fn is not None:
+            settings.worker_init_fn(slot)
+        if restored.random_at_start is not None:
+            desk.randomness.set(restored.random_at_start)
+        else:
+            restored = replace(restored, random_at_start=desk.randomness.read())
+        self.open(restored)
+        if restored.random_now is not None:
+            desk.randomness.set(restored.random_now)
+
+    def begin_epoch(self, note: Any) -> None:
+        self._seed_pipe(note)
+        self.open(Restored(random_at_start=self.desk.randomness.read()))
+
+    def open(self, restored: Restored) -> None:
+        """Be ready for the first task of an epoch, or for the one after `restored.place`."""
+
+    def _seed_pipe(self, shared_seed: int | None) -> None:
+        if isinstance(self.dataset, IterDataPipe):
+            generator = torch.Generator()
+            generator.manual_seed(shared_seed)  # type: ignore[arg-type]
+            self.dataset = torch.utils.data.graph_settings.apply_random_seed(self.dataset, generator)
+
+    def prepare_here(self, desk: Any) -> None:
+        """For num_workers=0: in the trainer's own process, whose seeds and threads are left alone."""
+        self.desk = desk
+        self.open(Restored(random_at_start=desk.randomness.read()))
+
+    # ------------------------------------------------------------ faults
+
+    def judge(self, error: Exception, seq: int, stage: Stage, position: int, retriable: bool = True) -> Failure:
+        """What is to be done about an exception; the answer is in `failure.decision`. Retrying waits here."""
+        policy = self.settings.policy
+        failure = failures.capture(error, stage, position)
+        key = (seq, position)
+        attempt = self._attempts[key] = self._attempts.get(key, 0) + 1
+        failure = replace(failure, attempts=attempt)
+        if retriable and policy.retry_on and isinstance(error, policy.retry_on) and attempt <= policy.retries:
+            decision = Decision.RETRY
+        elif self.settings.asks:
+            decision = self.desk.ask(seq, failure)
+        else:
+            decision = Decision(policy.on_error)
+        failure = replace(failure, decision=decision)
+        if decision is Decision.RAISE:
+            raise TaskFailed(failure)
+        if decision is Decision.RETRY:
+            self.desk.dealt_with.append(failure)
+            self.desk.box.enter(Stage.WAITING, seq, position)
+            time.sleep(pause_s(policy, attempt, hash(key) & 0xFFFF))
+        return failure
+
+    def settle(self, failure: Failure, positions: Sequence[int]) -> None:
+        """Note that these samples are left out or replaced because of `failure`."""
+        for position in positions:
+            self.desk.dealt_with.append(replace(failure, position=position, culprits=(position,)))
+
+    def works_with(self, step: Callable[[Sequence[int]], Any]) -> Callable[[Sequence[int]], bool]:
+        """Whether a step over some samples raises; memory it took for them is taken back."""
+
+        def works(positions: Sequence[int]) -> bool:
+            try:
+                step(positions)
+            except Exception:  # that it raises is the answer
+                return False
+            finally:
+                self.desk.arena.begin()
+            return True
+
+        return works
+
+    def before_task(self, seq: int, probe: bool) -> None:
+        if self._dirty:
+            self.desk.rewind()
+        self._dirty = probe
+        if self._attempts:
+            self._attempts = {key: n for key, n in self._attempts.items() if key[0] == seq}
+
+    def finish(
+        self, seq: int, samples: dict[int, Any], data: Any, probe: bool, gather: Callable[[Sequence[int]], Any]
+    ) -> tuple[Failure, tuple[int, ...]] | None:
+        """Collate and send. None when it is done; else what failed, and which samples are to blame."""
+        box = self.desk.box
+        stage = Stage.COLLATING
+        try:
+            box.enter(stage, seq, count=max(1, len(samples)))
+            batch = self.collate_fn(data)
+            stage = Stage.SENDING
+            box.enter(stage, seq)
+            if probe:
+                self.desk.can_pack(batch)
+            else:
+                self.desk.send_batch(seq, batch)
+            return None
+        except Exception as error:
+            self.desk.arena.begin()
+            failure = self.judge(error, seq, stage, -1)
+        if failure.decision is Decision.RETRY:
+            self.desk.rewind()
+            raise Again
+        works = self.works_with(lambda chosen: self.desk.can_pack(self.collate_fn(gather(chosen))))
+        return failure, culprits.by_company(list(samples), works)
+
+
+class MapJob(LoaderJob):
+    """Map-style datasets: a task names its samples."""
+
+    def open(self, restored: Restored) -> None:
+        many = getattr(self.dataset, "__getitems__", None) if self.settings.batched else None
+        self._get_many = many or None  # torch leaves a false one alone, too
+
+    def run(self, seq: int, body: memoryview, probe: bool) -> None:
+        self.before_task(seq, probe)
+        task = tasks.decode_map(body)
+        live = dict(task.live)
+        candidates = list(task.candidates)
+        samples: dict[int, Any] = {}
+        whole: Any = task.whole if self._get_many else None
+        while live:
+            try:
+                data = self._fetch(seq, live, samples, candidates, whole)
+                whole = None
+                if not live:
+                    break
+                if data is None:
+                    data = list(samples.values()) if self.settings.batched else samples[0]
+                done = self.finish(seq, samples, data, probe, self._gather(samples))
+            except Again:
+                samples.clear()
+                continue
+            if done is None:
+                return
+            self._give_up(*done, live, samples, candidates)
+        if not probe:
+            self.desk.send_empty(seq)
+
+    def _gather(self, samples: dict[int, Any]) -> Callable[[Sequence[int]], Any]:
+        if self.settings.batched:
+            return lambda chosen: [samples[p] for p in chosen]
+        return lambda chosen: samples[chosen[0]]
+
+    def _fetch(self, seq: int, live: dict[int, Any], samples: dict[int, Any], candidates: list[Any], whole: Any) -> Any:
+        """Fetch what is missing. Returns what __getitems__ gave, untouched, when it gave the whole batch."""
+        box = self.desk.box
+        if self._get_many is not None:
+            return self._fetch_many(seq, live, samples, candidates, whole)
+        dataset = self.dataset
+        box.enter(Stage.FETCHING, seq)
+        fetch = box.fetch
+        if not samples:
+            position = -1
+            try:
+                for position, index in live.items():
+                    fetch(position)
+                    samples[position] = dataset[index]
+                box.finished()
+                return None
+            except Exception as error:
+                self._failed(error, seq, position, live, samples, candidates)
+        while len(samples) < len(live):
+            for position in [p for p in live if p not in samples]:
+                box.enter(Stage.FETCHING, seq)
+                fetch(position)
+                try:
+                    samples[position] = dataset[live[position]]
+                except Exception as error:
+                    self._failed(error, seq, position, live, samples, candidates)
+        _sort(samples, live)
+        return None
+
+    def _fetch_many(
+        self, seq: int, live: dict[int, Any], samples: dict[int, Any], candidates: list[Any], whole: Any
+    ) -> Any:
+        assert self._get_many is not None
+        missing = [p for p in live if p not in samples]
+        while missing:
+            self.desk.box.enter(Stage.FETCHING_MANY, seq, count=len(missing))
+            wanted = whole if whole is not None and len(missing) == len(live) else [live[p] for p in missing]
+            try:
+                got = self._get_many(wanted)
+                if whole is not None or len(missing) == len(live):
+                    if not hasattr(got, "__len__") or len(got) != len(missing):
+                        samples.update(dict.fromkeys(missing))
+                        return got
+                    samples.update(zip(missing, got, strict=True))
+                    return got
+                samples.update(zip(missing, got, strict=True))
+            except Exception as error:
+                failure = self.judge(error, seq, Stage.FETCHING_MANY, -1)
+                if failure.decision is Decision.RETRY:
+                    self.desk.rewind()
+                    raise Again from None
+                works = self.works_with(lambda chosen: self._get_many([live[p] for p in chosen]))  # type: ignore[misc]
+                self._give_up(failure, culprits.by_halving(missing, works), live, samples, candidates)
+                self.desk.rewind()
+                whole = None
+            missing = [p for p in live if p not in samples]
+        _sort(samples, live)
+        return None
+
+    def _failed(
+        self,
+        error: Exception,
+        seq: int,
+        position: int,
+        live: dict[int, Any],
+        samples: dict[int, Any],
+        candidates: list[Any],
+    ) -> None:
+        failure = self.judge(error, seq, Stage.FETCHING, position)
+        if failure.decision is Decision.RETRY:
+            self.desk.rewind()
+            raise Again from None
+        self._give_up(failure, (position,), live, samples, candidates)
+
+    def _give_up(
+        self,
+        failure: Failure,
+        positions: tuple[int, ...],
+        live: dict[int, Any],
+        samples: dict[int, Any],
+        candidates: list[Any],
+    ) -> None:
+        """Leave these samples out, or put candidates in their place."""
+        self.settle(failure, positions)
+        for position in positions:
+            samples.pop(position, None)
+            if failure.decision is not Decision.REPLACE:
+                live.pop(position, None)
+            elif candidates:
+                live[position] = candidates.pop(0)
+            else:
+                raise TaskFailed(replace(failure, decision=Decision.RAISE, culprits=positions))
+
+
+def _sort(samples: dict[int, Any], live: dict[int, Any]) -> None:
+    """Replaced samples came last; put them where they belong."""
+    ordered = {p: samples[p] for p in live}
+    samples.clear()
+    samples.update(ordered)
+
+
+def _seed_numpy(base_seed: int, slot: int) -> None:
+    try:
+        import numpy
+    except ImportError:
+        return
+    numpy.random.seed(torch_worker._generate_state(base_seed, slot))

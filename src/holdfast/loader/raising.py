@@ -1,0 +1,65 @@
+"""Raises in the trainer what was raised in a worker: same type, same text, plus a note with the sample.
+
+Reads   an incident.
+Writes  nothing.
+Never   loses an exception because its class does not pickle or takes odd arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from typing import Any, NoReturn
+
+from torch._utils import ExceptionWrapper
+
+from holdfast.records import Incident
+
+
+def reraise(incident: Incident) -> NoReturn:
+    raise rebuilt(incident)
+
+
+def rebuilt(incident: Incident) -> BaseException:
+    """The exception of the worker, as torch would raise it here."""
+    failure = incident.failure
+    assert failure is not None
+    where = f"in DataLoader worker process {incident.slot}"
+    try:
+        kind = _type_of(failure.pickled_type)
+        if kind is None:
+            raise RuntimeError(f"Caught {failure.type_name} {where}.\nOriginal {failure.traceback}")
+        wrapper: Any = ExceptionWrapper.__new__(ExceptionWrapper)
+        wrapper.exc_type, wrapper.exc_msg, wrapper.where = kind, failure.traceback, where
+        wrapper.reraise()
+        raise AssertionError("ExceptionWrapper.reraise returned")
+    except BaseException as error:
+        add_note(error, note(incident))
+        with contextlib.suppress(AttributeError, TypeError):  # a class with __slots__ takes no new fields
+            error.incident = incident  # type: ignore[attr-defined]
+        return error.with_traceback(None)
+
+
+def note(incident: Incident) -> str:
+    what = incident.sample or incident.in_hand.stage.words
+    batch = f", batch {incident.batch} of epoch {incident.epoch}" if incident.batch >= 0 else ""
+    pid = f" (pid {incident.pid})" if incident.pid > 0 else ""
+    return f"holdfast: {what}{batch}, worker {incident.slot}{pid}"
+
+
+def add_note(error: BaseException, text: str) -> None:
+    if hasattr(error, "add_note"):
+        error.add_note(text)
+    else:
+        notes = getattr(error, "__notes__", [])
+        with contextlib.suppress(AttributeError, TypeError):
+            error.__notes__ = [*notes, text]  # type: ignore[attr-defined]
+
+
+def _type_of(pickled: bytes | None) -> Any:
+    if pickled is None:
+        return None
+    try:
+        return pickle.loads(pickled)
+    except Exception:  # known to the worker only, say from a module that it alone imported
+        return None

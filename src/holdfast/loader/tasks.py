@@ -1,0 +1,79 @@
+"""What the trainer sends to a worker for one batch, and how it is packed.
+
+Reads   indices as the sampler drew them.
+Writes  bytes: packed integers in the common case, a pickle for everything else.
+Never   changes the type of an index: a dataset gets what its sampler gave.
+"""
+
+from __future__ import annotations
+
+import pickle
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.records import WHOLE, Plan
+
+_INTEGERS = b"i"
+_OBJECTS = b"o"
+_PLANNED = b"p"
+
+
+@dataclass(frozen=True)
+class MapTask:
+    """Which samples make up a batch: by position, after what was left out or replaced."""
+
+    live: dict[int, Any]  # position in the batch → index
+    candidates: tuple[Any, ...] = ()
+    whole: Any = None  # the index list as drawn, when nothing was changed
+
+
+@dataclass(frozen=True)
+class StreamTask:
+    count: int  # samples to take; -1: one, without collating
+    excluded: frozenset[int] = frozenset()
+    extended: int = 0  # take so many more, in place of excluded ones
+    probe: tuple[int, ...] | None = None
+
+
+def encode_map(index: Any, batched: bool, plan: Plan, candidates: Sequence[Any]) -> bytes:
+    if plan is WHOLE and not candidates:
+        if batched and type(index) is list and set(map(type, index)) == {int}:
+            try:
+                return _INTEGERS + array("q", index).tobytes()
+            except OverflowError:
+                pass
+        return _OBJECTS + pickle.dumps((index, batched), 5)
+    indices = list(index) if batched else [index]
+    live = {p: i for p, i in enumerate(indices) if p not in plan.excluded}
+    for position, nth in plan.substitutes.items():
+        if candidates and position in live:
+            live[position] = candidates[(3 * position + nth) % len(candidates)]
+    if plan.probe is not None:
+        live = {p: i for p, i in live.items() if p in plan.probe}
+    return _PLANNED + pickle.dumps((live, tuple(reversed(candidates)), index if plan is WHOLE else None), 5)
+
+
+def decode_map(body: memoryview) -> MapTask:
+    kind, rest = bytes(body[:1]), body[1:]
+    if kind == _INTEGERS:
+        numbers = array("q")
+        numbers.frombytes(rest)
+        indices = numbers.tolist()
+        return MapTask(dict(enumerate(indices)), (), indices)
+    if kind == _OBJECTS:
+        index, batched = pickle.loads(rest)
+        return MapTask(dict(enumerate(index)) if batched else {0: index}, (), index)
+    live, candidates, whole = pickle.loads(rest)
+    return MapTask(live, candidates, whole)
+
+
+def encode_stream(count: int, plan: Plan) -> bytes:
+    excluded = plan.excluded | frozenset(plan.substitutes)
+    return pickle.dumps(StreamTask(count, excluded, sum(plan.substitutes.values()), plan.probe), 5)
+
+
+def decode_stream(body: memoryview) -> StreamTask:
+    task: StreamTask = pickle.loads(body)
+    return task

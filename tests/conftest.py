@@ -1,0 +1,58 @@
+"""What every test gets: the leak check, and Hypothesis without a clock.
+
+Reads   the outcome of each test, and what `leak_check` finds after it.
+Writes  a failure that names what leaked.
+Never   anything a test could come to depend on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+import hypothesis
+import pytest
+
+import leak_check
+
+_RAISED = pytest.StashKey[bool]()
+
+# Two cores under load: how long one example took says nothing about the code.
+hypothesis.settings.register_profile("holdfast", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("holdfast")
+
+
+def pytest_configure() -> None:
+    leak_check.adopt_orphans()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.excinfo is not None:
+        item.stash[_RAISED] = True
+    return report
+
+
+@pytest.fixture(autouse=True)
+def _nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a process, thread, descriptor or shared memory behind."""
+    if request.node.get_closest_marker("leaks_allowed"):
+        yield
+        return
+    leak_check.reap_zombies()
+    before = leak_check.take_snapshot()
+    yield
+    # The traceback of a failed test keeps its locals alive, and with them all they own: one failure is enough.
+    if request.node.stash.get(_RAISED, False):
+        return
+    leaks = leak_check.wait_for_leaks(before)
+    if leaks:
+        report = leaks.describe()
+        leaks.kill_processes()
+        pytest.fail(
+            f"left behind {leak_check.DEADLINE_S:g} s after the test:\n{report}\n"
+            "Close it in the test, or mark the test `leaks_allowed` where the leak is its subject.",
+            pytrace=False,
+        )

@@ -1,0 +1,203 @@
+"""Holds the source to the rows of the house: imports point down, the deciders are pure, modules stay small.
+
+Reads   src/holdfast as text, through `ast`; one test imports it, in a fresh interpreter.
+Writes  small bad houses in temporary folders, to see that each check complains.
+Never   imports the package here.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HOUSE = Path(__file__).parents[1] / "src" / "holdfast"
+ROWS = (
+    {"records", "errors", "settings"},
+    {"_system", "_capture"},
+    {"_fleet", "_transport", "_worker", "_forensics", "_metrics", "share"},
+    {"engines"},
+    {"loader", "pool", "graph"},
+    {"dashboard", "testing", "doctor"},
+    {"cli", "__main__"},
+)
+ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
+ALLOWED_SIDEWAYS = {("_worker", "_transport")}
+PURE = {"_fleet/machine.py", "_fleet/policy.py", "_forensics/verdict.py", "_metrics/fold.py"}
+IMPURE = {
+    *("os", "io", "pathlib", "signal", "time", "mmap", "ctypes", "psutil", "torch", "numpy"),
+    *("threading", "asyncio", "socket", "select", "selectors", "subprocess", "multiprocessing"),
+}
+BANNED_NAMES = {"utils", "common", "core", "base", "helpers", "api"}
+MAX_LINES = 499
+MAX_IMPORT_MS = 100
+
+
+def modules(root: Path) -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(root.rglob("*.py")):
+        yield path.relative_to(root).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(name: str, tree: ast.Module) -> Iterator[str]:
+    """Full dotted names that a module imports, anywhere in it, for types only or by import_module as well."""
+    folder = ["holdfast", *Path(name).parent.parts]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            home = folder[: len(folder) - node.level + 1] if node.level else []
+            home += [node.module] if node.module else []
+            yield from (".".join([*home, alias.name]) for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            yield from (arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str))
+
+
+def wrong_imports(root: Path) -> list[str]:
+    """Imports that point up or sideways, or through the package's own front door."""
+    wrong = []
+    for name, tree in modules(root):
+        here = Path(name).parts[0].removesuffix(".py")
+        if here == "__init__":
+            continue  # The front door: it names everything, and loads it late.
+        if here not in ROW_OF:
+            wrong.append(f"{name}: {here!r} stands in no row; give it one in ROWS")
+            continue
+        for target in imports(name, tree):
+            package, _, rest = target.partition(".")
+            there = rest.partition(".")[0]
+            if package != "holdfast" or there == here:
+                continue
+            if there not in ROW_OF:
+                wrong.append(f"{name}: imports {target}; import from the module that defines it")
+            elif ROW_OF[there] >= max(ROW_OF[here], 1) and (here, there) not in ALLOWED_SIDEWAYS:
+                wrong.append(f"{name}: row {ROW_OF[here]} imports {target} of row {ROW_OF[there]}")
+    return wrong
+
+
+def impurities(root: Path) -> list[str]:
+    """What the pure modules, or neighbours they lean on, import or call that could see or change the world."""
+    trees = dict(modules(root))
+    wrong = []
+    waiting, seen = sorted(PURE & trees.keys()), set()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for target in imports(name, trees[name]):
+            top, _, rest = target.partition(".")
+            if top == "holdfast" and rest.partition(".")[0] == Path(name).parts[0]:
+                # A neighbour, or a name in it: it is held to the same rule.
+                path = rest.replace(".", "/")
+                waiting += {f"{path}.py", f"{path.rpartition('/')[0]}.py"} & trees.keys()
+            elif top in IMPURE or (top == "holdfast" and rest.partition(".")[0] not in ROWS[0]):
+                wrong.append(f"{name}: must be pure, but imports {target}")
+        calls = [ast.unparse(node.func) for node in ast.walk(trees[name]) if isinstance(node, ast.Call)]
+        wrong += [f"{name}: must be pure, but calls open()"] * calls.count("open")
+    return wrong
+
+
+def untidy_modules(root: Path) -> list[str]:
+    """Modules that are too long, say nothing about themselves, or have a name that says nothing."""
+    wrong = []
+    for name, tree in modules(root):
+        lines = len((root / name).read_text(encoding="utf-8").splitlines())
+        if lines > MAX_LINES:
+            wrong.append(f"{name}: {lines} lines, at most {MAX_LINES}; split it by what it does")
+        if not ast.get_docstring(tree):
+            wrong.append(f"{name}: starts with no docstring")
+        for part in Path(name).with_suffix("").parts:
+            if part.strip("_") in BANNED_NAMES:
+                wrong.append(f"{name}: {part!r} says nothing; name it for what it does")
+    return wrong
+
+
+@pytest.mark.parametrize("check", [wrong_imports, impurities, untidy_modules])
+def test_the_house_is_in_order(check):
+    """DESIGN section 4, line by line."""
+    assert check(HOUSE) == []
+
+
+@pytest.mark.parametrize(
+    ("check", "name", "source"),
+    [
+        (wrong_imports, "_system/fds.py", "import holdfast._fleet.machine"),
+        (wrong_imports, "_system/fds.py", "from holdfast import loader"),
+        (wrong_imports, "_system/fds.py", "def late():\n    from holdfast.loader import DataLoader"),
+        (wrong_imports, "_system/fds.py", "from ..engines import local"),
+        (wrong_imports, "_system/fds.py", "importlib.import_module('holdfast.engines')"),
+        (wrong_imports, "_fleet/runner.py", "from holdfast._transport import cells"),
+        (wrong_imports, "_transport/cells.py", "from holdfast._worker import loop"),
+        (wrong_imports, "records.py", "from holdfast._system import memory"),
+        (wrong_imports, "engines/local.py", "from holdfast import DataLoader"),
+        (wrong_imports, "attic.py", ""),
+        (impurities, "_fleet/machine.py", "import os"),
+        (impurities, "_fleet/machine.py", "import os.path as p"),
+        (impurities, "_fleet/policy.py", "def jitter():\n    from time import monotonic"),
+        (impurities, "_forensics/verdict.py", "import numpy as np"),
+        (impurities, "_metrics/fold.py", "def read():\n    return open('x')"),
+        (impurities, "_fleet/machine.py", "from holdfast._system import memory"),
+        (untidy_modules, "records.py", "x = 1"),
+        (untidy_modules, "records.py", '"""Doc."""' + "\n" * 500),
+        (untidy_modules, "_fleet/_utils.py", '"""Doc."""'),
+        (untidy_modules, "core/queue.py", '"""Doc."""'),
+    ],
+)
+def test_a_check_complains_once_when_its_rule_is_broken(tmp_path, check, name, source):
+    """A check that cannot fail checks nothing."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(source)
+
+    complaints = check(tmp_path)
+
+    assert len(complaints) == 1
+    assert complaints[0].startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize("line", ["from holdfast._fleet import clock", "from holdfast._fleet.clock import now"])
+def test_impurity_is_found_when_a_neighbour_brings_it(tmp_path, line):
+    """Nobody makes the machine impure by moving the clock next door."""
+    (tmp_path / "_fleet").mkdir()
+    (tmp_path / "_fleet/machine.py").write_text(line)
+    (tmp_path / "_fleet/clock.py").write_text("import time")
+
+    assert impurities(tmp_path) == ["_fleet/clock.py: must be pure, but imports time"]
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("_worker/loop.py", "from holdfast._transport import cells\nfrom holdfast._capture import blackbox"),
+        ("errors.py", "from holdfast.records import Incident"),
+        ("_fleet/machine.py", "from holdfast.records import Incident\nfrom holdfast._fleet.policy import decide"),
+        ("_fleet/machine.py", "from . import policy\nimport dataclasses"),
+        ("__init__.py", "from holdfast.loader import DataLoader"),
+    ],
+)
+def test_no_check_complains_of_what_is_allowed(tmp_path, name, source):
+    """The rules forbid no more than the design does."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(f'"""Doc."""\n{source}')
+
+    assert wrong_imports(tmp_path) + impurities(tmp_path) + untidy_modules(tmp_path) == []
+
+
+@pytest.mark.alone
+def test_import_is_light_in_a_fresh_interpreter(tmp_path):
+    """`import holdfast` costs nobody a second: torch, ray and pyspark load when first needed."""
+    program = (
+        "import json, sys, time; start = time.perf_counter(); import holdfast;"
+        "print(json.dumps([(time.perf_counter() - start) * 1e3, sorted(sys.modules)]))"
+    )
+    runs = [
+        json.loads(subprocess.check_output([sys.executable, "-c", program], cwd=tmp_path, stdin=subprocess.DEVNULL))
+        for _ in range(5)
+    ]
+
+    assert min(elapsed_ms for elapsed_ms, _ in runs) < MAX_IMPORT_MS
+    assert {"torch", "ray", "pyspark"}.isdisjoint(runs[0][1])
