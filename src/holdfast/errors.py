@@ -67,7 +67,12 @@ def crash_message(incident: Incident, *, healthy_slots: int, delivered: int) -> 
     rows.append(("task", _task(incident)))
     others = f"the other {healthy_slots} workers go on; " if healthy_slots > 1 else ""
     others = "the other worker goes on; " if healthy_slots == 1 else others
-    rows.append(("state", f"{others}{delivered} batches were delivered; next() goes on with the batch after this"))
+    done = f"{delivered} batch{'' if delivered == 1 else 'es'} delivered"
+    if incident.stuck:
+        rows.append(("state", f"{others}{done}; the rest of worker {incident.slot}'s stream cannot be reached"))
+        rows.append(("next", "give the iterator a method skip(n) that steps over n samples without making them"))
+        return _message(incident, rows)
+    rows.append(("state", f"{others}{done}; next() goes on with the batch after this"))
     advice = [f'faults="skip"            leave {_it(incident)} out and finish the epoch']
     if incident.kind is IncidentKind.HANG:
         seconds = max(60, round(incident.seconds_in_hand * 10))
@@ -76,6 +81,10 @@ def crash_message(incident: Incident, *, healthy_slots: int, delivered: int) -> 
         advice.append('faults="replace"         put another sample in its place, so that batches keep their size')
     rows.append(("next", advice[0]))
     rows += [("", line) for line in advice[1:]]
+    return _message(incident, rows)
+
+
+def _message(incident: Incident, rows: list[tuple[str, str]]) -> str:
     body = "\n".join(f"  {name:<8} {text}" for name, text in rows)
     return f"worker {incident.slot} {incident.cause} while {incident.doing}\n\n{body}\n"
 
@@ -126,10 +135,18 @@ def python_line(stack: str, depth: int = 3) -> str:
 
 def start_error(incident: Incident, attempts: int) -> WorkerStartError:
     failure = incident.failure
-    lines = [f"worker {incident.slot} (pid {incident.pid}) could not be started in {attempts} attempts"]
+    pid = f" (pid {incident.pid})" if incident.pid > 0 else ""
+    lines = [f"worker {incident.slot}{pid} could not be started in {attempts} attempts"]
+    advice = "run worker_init_fn and dataset[0] once in this process, with num_workers=0, to see it fail here"
     if failure is not None:
-        lines[0] += f": {failure.type_name}: {first_line(failure.message)}"
-        lines += ["", failure.traceback]
+        named = f"{failure.type_name}: " if failure.type_name else ""
+        lines[0] += f": {named}{first_line(failure.message)}"
+        if failure.traceback:
+            lines += ["", failure.traceback]
+        advice = (
+            "under spawn and forkserver the main module is imported again: what starts the training "
+            'belongs under  if __name__ == "__main__":'
+        )
     else:
         what = f"it {incident.exit.words if incident.exit else 'ended'} while {incident.in_hand.stage.words}"
         cause = incident.exit.explanation if incident.exit else "unknown"
@@ -140,10 +157,7 @@ def start_error(incident: Incident, attempts: int) -> WorkerStartError:
         if incident.exit and incident.exit.signal is not None:
             said = _signal.strsignal(incident.exit.signal)
             lines.append(f"           DataLoader worker (pid {incident.pid}) is killed by signal: {said}.")
-    lines += [
-        "",
-        "  next     run worker_init_fn and dataset[0] once in this process, with num_workers=0, to see it fail here",
-    ]
+    lines += ["", f"  next     {advice}"]
     return WorkerStartError("\n".join(lines) + "\n", incident)
 
 

@@ -31,6 +31,7 @@ class Stage(enum.IntEnum):
     SENDING = 7  # pickling and writing the batch
     WAITING = 8  # backing off before a retry, or waiting for the trainer's decision
     LEAVING = 9
+    DELIVERING = 10  # handing a packed batch to the trainer
 
     @property
     def words(self) -> str:
@@ -48,6 +49,7 @@ _STAGE_WORDS = {
     Stage.SENDING: "sending a batch",
     Stage.WAITING: "waiting before a retry",
     Stage.LEAVING: "leaving",
+    Stage.DELIVERING: "handing a batch over",
 }
 
 
@@ -129,7 +131,7 @@ class Failure:
     decision: Decision | None = None
     attempts: int = 1
     culprits: tuple[int, ...] = ()
-    ordinal: int = -1  # which sample of a stream
+    ordinal: int = -1  # which sample of its stream the batch begins with
 
 
 class Decision(str, enum.Enum):
@@ -177,7 +179,7 @@ class Incident:
     attempts_allowed: int = 1
     number: int = -1
     when: float = 0.0
-    description: str = ""
+    stuck: bool = False  # a stream that cannot step over this sample: the rest of it is out of reach
 
     @property
     def signal(self) -> int | None:
@@ -203,7 +205,7 @@ class Incident:
         if self.kind is IncidentKind.EXCEPTION and self.failure:
             return f"raised {self.failure.type_name}: {first_line(self.failure.message)}"
         if self.kind is IncidentKind.HANG:
-            return f"hung for {self.in_hand.seconds:.1f} s and was replaced"
+            return f"hung for {self.in_hand.seconds:.1f} s"
         if self.kind is IncidentKind.SUSPECTED_HANG:
             return f"has shown no progress for {self.in_hand.seconds:.1f} s"
         if self.failure:
@@ -271,7 +273,7 @@ class TaskSubmitted:
     seq: int
     slot: int
     size: int
-    skippable: bool = True  # False: a stream that cannot step over a sample that kills it
+    skippable: bool = True  # False: a stream, which may be unable to step over a sample
     known_bad: tuple[int, ...] = ()  # positions of samples that have killed workers before
 
 
@@ -279,6 +281,7 @@ class TaskSubmitted:
 class WorkerReady:
     slot: int
     incarnation: int
+    can_skip: bool = False  # its stream can step over a sample without fetching it
 
 
 @dataclass(frozen=True)

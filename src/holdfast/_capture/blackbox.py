@@ -37,8 +37,7 @@ class BlackBox:
     # ------------------------------------------------------------ the worker's side
 
     def begin(self, pid: int) -> None:
-        for head in self._heads:
-            head[0] = _NOTHING
+        self.forget_random_states()
         self._words[_PID] = pid
         self.enter(Stage.STARTING)
 
@@ -70,6 +69,10 @@ class BlackBox:
 
     def count_done(self) -> None:
         self._words[_DONE] += 1
+
+    def forget_random_states(self) -> None:
+        for head in self._heads:
+            head[0] = _NOTHING
 
     def keep_random_state(self, batch: int, state: bytes) -> None:
         """Keep the random state after `batch`, beside the one before it."""

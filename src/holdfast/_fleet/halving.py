@@ -19,7 +19,6 @@ class Halving:
     def __init__(self, suspects: Sequence[int]) -> None:
         self._whole = tuple(suspects)
         self._suspects = tuple(suspects)
-        self._confirmed = False  # the suspects, as they are now, died together
         self.culprits: tuple[int, ...] | None = None
         if len(self._suspects) <= 1:
             self.culprits = self._whole
@@ -30,6 +29,11 @@ class Halving:
         if len(self._suspects) == 1:
             return self._suspects
         return self._suspects[: len(self._suspects) // 2]
+
+    @property
+    def would_end(self) -> bool:
+        """Whether a death now would end the search."""
+        return len(self.probe) == 1
 
     def learn(self, survived: bool) -> None:
         """What the try of `probe` showed."""

@@ -27,6 +27,7 @@ from holdfast.settings import FaultPolicy
 
 MOST_SUBSTITUTES = 8
 _WHOLE_BATCH_STAGES = (Stage.FETCHING_MANY, Stage.COLLATING, Stage.SENDING)
+_OWN_STAGES = (Stage.IDLE, Stage.LEAVING, Stage.WAITING, Stage.DELIVERING)  # no user code runs
 _START_STAGES = (Stage.STARTING, Stage.PREPARING, Stage.FORWARDING)
 
 
@@ -107,6 +108,7 @@ class Machine:
         if event.incarnation == slot.incarnation and slot.state == "starting":
             slot.state = "ready"
             slot.failed_starts = 0
+            slot.can_skip = event.can_skip
 
     def _task_finished(self, event: r.TaskFinished, now: float) -> None:
         slot = self.slots[event.slot]
@@ -159,6 +161,8 @@ class Machine:
 
     def _failure_incident(self, slot: Slot, task: Task, failure: r.Failure, action: str) -> Incident:
         positions = failure.culprits or ((failure.position,) if failure.position >= 0 else ())
+        if not positions and failure.stage in _WHOLE_BATCH_STAGES:
+            positions = task.live()
         return Incident(
             kind=IncidentKind.EXCEPTION,
             slot=slot.number,
@@ -215,7 +219,7 @@ class Machine:
         stage = event.in_hand.stage
         head = self.tasks.get(slot.queue[0]) if slot.queue else None
         in_hand = head is not None and head.seq == event.in_hand.batch
-        if event.blameless or (stage is Stage.IDLE or stage is Stage.LEAVING or stage is Stage.WAITING):
+        if event.blameless or stage in _OWN_STAGES:
             self._do(r.ReportIncident(incident))
         elif stage in _START_STAGES or not started:
             self._start_failed(slot, replace(incident, kind=IncidentKind.START if not event.hung else incident.kind))
@@ -251,7 +255,9 @@ class Machine:
     def _died_with(self, slot: Slot, task: Task, incident: Incident) -> None:
         """The worker died with a whole batch in hand: in __getitems__, collating or sending."""
         if task.search is not None:
-            self._do(r.ReportIncident(replace(incident, positions=task.search.probe, action="searched by halving")))
+            incident = replace(incident, positions=task.search.probe)
+            if not task.search.would_end:
+                self._do(r.ReportIncident(replace(incident, action="searched by halving")))
             self._search_on(slot, task, survived=False, incident=incident)
             return
         task.whole_deaths += 1
@@ -307,19 +313,19 @@ class Machine:
     def _sentence(
         self, slot: Slot, task: Task, positions: tuple[int, ...], incident: Incident, decision: Decision
     ) -> None:
-        stuck = not task.skippable and incident.in_hand.stage is Stage.FETCHING
+        stuck = not task.skippable and not slot.can_skip and incident.in_hand.stage is Stage.FETCHING
         if decision is Decision.RETRY:
             self.retries += 1
             for position in positions:
                 task.deaths[position] = self.policy.retries
-            self._do(r.ReportIncident(replace(incident, action="tried again")))
+            self._do(r.ReportIncident(replace(incident, action="replaced, sample tried again")))
             return
         if decision is Decision.REPLACE and not stuck:
             used = max((task.substitutes.get(p, 0) for p in positions), default=0)
             if used >= MOST_SUBSTITUTES:
                 decision = Decision.RAISE
         if decision is Decision.RAISE or stuck:
-            incident = replace(incident, action="raised")
+            incident = replace(incident, action="raised", stuck=stuck)
             self._do(r.ReportIncident(incident))
             self._conclude(slot, task, Outcome.ERRORED, incident)
             if stuck:

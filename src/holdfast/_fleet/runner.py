@@ -23,7 +23,8 @@ class Engine(Protocol):
     def start_worker(self, slot: int, incarnation: int) -> None: ...
     def send_task(self, slot: int, incarnation: int, seq: int, body: bytes, probe: bool) -> None: ...
     def answer(self, slot: int, incarnation: int, decision: Decision) -> None: ...
-    def wait_events(self, timeout_s: float | None) -> Sequence[tuple[Event, Any]]: ...
+    def wait_ready(self, timeout_s: float | None) -> Any: ...
+    def take_events(self, ready: Any) -> Sequence[tuple[Event, Any]]: ...
 
 
 class FrontDoor(Protocol):
@@ -51,6 +52,8 @@ class Runner:
         self.concluded: dict[int, Concluded] = {}
         self.arrived: deque[int] = deque()  # the order in which tasks were concluded
         self.given_up: r.GiveUp | None = None
+        # Set while news are acted on. When an interrupt leaves it set, something may have been read and lost.
+        self.torn = False
         self.problem: BaseException | None = None  # what the user's callable raised
 
     def begin(self) -> None:
@@ -60,16 +63,24 @@ class Runner:
         self.tell(r.TaskSubmitted(seq, slot, size, skippable))
 
     def tell(self, event: Event) -> None:
-        actions = self._machine.handle(event, time.monotonic())
-        if actions:
-            self._carry_out(actions)
+        self.torn = True
+        self._handle(event)
+        self.torn = False
 
     def wait(self, timeout_s: float | None) -> None:
         """Wait for news, `timeout_s` at most, and act on it."""
-        for event, payload in self._engine.wait_events(timeout_s):
+        ready = self._engine.wait_ready(timeout_s)
+        self.torn = True
+        for event, payload in self._engine.take_events(ready):
             if payload is not None:
                 self._payloads[event.seq] = payload  # type: ignore[union-attr]
-            self.tell(event)
+            self._handle(event)
+        self.torn = False
+
+    def _handle(self, event: Event) -> None:
+        actions = self._machine.handle(event, time.monotonic())
+        if actions:
+            self._carry_out(actions)
 
     def _carry_out(self, actions: list[Action]) -> None:
         todo = deque(actions)

@@ -24,6 +24,7 @@ class Slot:
     sent: int = 0  # how many of the queue this incarnation has been sent
     failed_starts: int = 0
     ended: bool = False
+    can_skip: bool = False  # its stream can step over a sample that kills
     retired: bool = False
 
 

@@ -28,7 +28,7 @@ HEADER_SIZE = HEADER.size
 INLINE_LIMIT = 1 << 16
 _SPILLED = 1
 _RECEIVE_SIZE = 1 << 18
-_DESCRIPTOR_SPACE = socket.CMSG_SPACE(8 * 4)
+_DESCRIPTOR_SPACE = socket.CMSG_SPACE(253 * 4)  # the most that Linux passes at once
 
 
 class Frame(NamedTuple):
@@ -46,7 +46,10 @@ class Channel:
         self._socket = sock
         self._blocking = blocking
         sock.setblocking(blocking)
-        self.closed = False  # the other end is gone
+        self.closed = False  # everything that the other end ever sent has been read
+        self.drained = False  # nothing more to read just now
+        self.torn = False  # a message came without its descriptors: nothing after it can be trusted
+        self._broken = False  # nothing can be sent any more; what was sent to us is still to be read
         self._view = memoryview(bytearray(_RECEIVE_SIZE))
         self._rest = bytearray()
         self._descriptors: deque[int] = deque()
@@ -90,6 +93,8 @@ class Channel:
             os.close(fd)
 
     def _write(self, parts: list[Bytes], descriptors: tuple[int, ...]) -> None:
+        if self._broken:
+            return
         if self._outbox:
             self._keep(b"".join(parts), descriptors)
             return
@@ -104,7 +109,7 @@ class Channel:
             return
         except (BrokenPipeError, ConnectionResetError):
             # The other side died; whoever waits for it learns that from its exit, not from this write.
-            self.closed = True
+            self._broken = True
             return
         total = sum(map(len, parts))
         if sent < total:
@@ -119,7 +124,7 @@ class Channel:
 
     def flush(self) -> None:
         """Send what waits in the outbox, as far as it goes without blocking."""
-        while self._outbox and not self.closed:
+        while self._outbox:
             data, descriptors = self._outbox.popleft()
             try:
                 if descriptors:
@@ -132,7 +137,7 @@ class Channel:
                 return
             except (BrokenPipeError, ConnectionResetError):
                 sent = len(data)
-                self.closed = True
+                self._broken = True
             for fd in descriptors:
                 os.close(fd)
             if sent < len(data):
@@ -141,21 +146,33 @@ class Channel:
     # ------------------------------------------------------------ receiving
 
     def receive(self) -> list[Frame]:
-        """The whole messages that one read brings; [] when there is nothing yet, or at the end (see `closed`)."""
+        """The whole messages that one read brings.
+
+        [] also for half a message, for nothing just now (`drained`) and at the end (`closed`).
+        """
         try:
-            count, ancillary, _, _ = self._socket.recvmsg_into([self._view], _DESCRIPTOR_SPACE, socket.MSG_CMSG_CLOEXEC)
+            count, ancillary, flags, _ = self._socket.recvmsg_into(
+                [self._view], _DESCRIPTOR_SPACE, socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
+            self.drained = True
             return []
         except ConnectionResetError:
-            count, ancillary = 0, []
+            count, ancillary, flags = 0, [], 0
         if count == 0:
-            self.closed = True
+            self.closed = self.drained = True
             return []
+        self.drained = False
         for _, kind, data in ancillary:
             if kind == socket.SCM_RIGHTS:
                 rights = array.array("i")
                 rights.frombytes(data[: len(data) - len(data) % rights.itemsize])
                 self._descriptors.extend(rights)
+        if flags & socket.MSG_CTRUNC:
+            # This process is at its limit of descriptors and some were dropped: which message
+            # lacks which one cannot be told any more, so none of them is taken for whole.
+            self.torn = self.closed = self.drained = True
+            return []
         if self._rest:
             self._rest += self._view[:count]
             with memoryview(self._rest) as rest:
@@ -177,12 +194,6 @@ class Channel:
                 break
             fds: tuple[int, ...] = ()
             if descriptors:
-                if len(self._descriptors) < descriptors:
-                    raise OSError(
-                        24,
-                        "Too many open files: a descriptor that a worker sent did not fit into this process; "
-                        "raise the limit with `ulimit -n`",
-                    )
                 fds = tuple(self._descriptors.popleft() for _ in range(descriptors))
             if flags & _SPILLED:
                 body = _read_spilled(fds[0])
@@ -196,7 +207,7 @@ class Channel:
     # ------------------------------------------------------------ ending
 
     def close(self) -> None:
-        self.closed = True
+        self.closed = self.drained = self._broken = True
         for _, descriptors in self._outbox:
             for fd in descriptors:
                 os.close(fd)

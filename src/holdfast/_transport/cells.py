@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import weakref
 from collections import deque
 from typing import Any
@@ -47,9 +48,7 @@ class Arena:
     """Where a worker writes one batch: inside the message while it is small, else in cells."""
 
     def __init__(self) -> None:
-        self._scratch_map = mmap.mmap(-1, INLINE_LIMIT)
-        self._scratch = np.frombuffer(self._scratch_map, np.uint8)
-        self._scratch_address: Address = self._scratch.ctypes.data
+        self._new_scratch()
         self._scratch_used = 0
         self._cells: dict[int, WorkerCell] = {}
         self._free: list[WorkerCell] = []
@@ -63,13 +62,24 @@ class Arena:
         self.dropped: list[int] = []
 
     def begin(self) -> None:
-        """Start a batch; cells of an unfinished one are free again."""
+        """Start a batch; cells of an unfinished one are free again.
+
+        Memory of an earlier batch that somebody in this process still looks at (a dataset that keeps what it
+        collated) is left to him and not used again.
+        """
+        if self._scratch_used and _is_looked_at(self._scratch):
+            self._new_scratch()
         self._free.extend(self.used)
         self.used.clear()
         self._scratch_used = 0
         self._current = None
         self._current_used = 0
         self._large_used = 0
+
+    def _new_scratch(self) -> None:
+        self._scratch_map = mmap.mmap(-1, INLINE_LIMIT)
+        self._scratch = np.frombuffer(self._scratch_map, np.uint8)
+        self._scratch_address: Address = self._scratch.ctypes.data
 
     def give_back(self, numbers: list[int]) -> None:
         """The trainer looks at these cells no longer."""
@@ -108,14 +118,14 @@ class Arena:
     def inline_region(self) -> memoryview:
         return memoryview(self._scratch_map)[: self._scratch_used]
 
-    def finish(self) -> None:
-        """The batch was sent: its cells are the trainer's until it gives them back."""
+    def finish(self, sent: set[int]) -> None:
+        """The batch was sent: the cells it travels in are the trainer's until it gives them back."""
         for cell in self.made:
             os.close(cell.fd)
             cell.fd = -1
         self.made.clear()
         self.dropped.clear()
-        self.used.clear()
+        self.used = [cell for cell in self.used if cell.number not in sent]
         if self._large_used:
             self._hint = max(self._large_used, self._hint * 15 // 16)
         self.begin()
@@ -126,7 +136,9 @@ class Arena:
         keep = []
         found = None
         for cell in self._free:
-            if found is None and cell.size >= size and cell.size >= wanted * 3 // 4:
+            if _is_looked_at(cell.array):
+                self._drop(cell)
+            elif found is None and cell.size >= size and cell.size >= wanted * 3 // 4:
                 found = cell
             elif cell.size < wanted // 2 or cell.size > 4 * wanted:
                 self._drop(cell)
@@ -148,6 +160,26 @@ class Arena:
             os.close(cell.fd)
         else:
             self.dropped.append(cell.number)
+
+
+def _references(root: npt.NDArray[np.uint8]) -> int:
+    return sys.getrefcount(root)
+
+
+class _Unseen:
+    """An array that nobody looks at: how many references that takes differs between versions of Python."""
+
+    def __init__(self) -> None:
+        self.array = np.empty(1, np.uint8)
+
+
+_unseen = _Unseen()
+_ALONE = _references(_unseen.array)
+
+
+def _is_looked_at(root: npt.NDArray[np.uint8]) -> bool:
+    """Whether views of an array are alive: each holds a reference to it."""
+    return sys.getrefcount(root) > _ALONE  # counted one call deep, as `_references` does
 
 
 class CellTable:

@@ -15,7 +15,7 @@ import io
 import pickle
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,10 @@ class BatchPickler(pickle.Pickler):
         self._reducer = reducer
 
     def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is np.ndarray and not (obj.flags.writeable and obj.dtype.isnative):
+            # As torch's own loader has it: what arrives is the consumer's, to write to, in the machine's byte order.
+            order: Any = "F" if obj.flags.fnc else "C"
+            return obj.astype(obj.dtype.newbyteorder("="), order=order, copy=True).__reduce_ex__(5)
         return NotImplemented if self._reducer is None else self._reducer(self, obj)
 
     def place_memory(self, address: int, size: int) -> pickle.PickleBuffer:
@@ -67,8 +71,16 @@ class BatchPickler(pickle.Pickler):
         return False
 
 
-def pack(obj: Any, arena: Arena, side: wire.Side) -> tuple[list[Any], tuple[int, ...], int]:
-    """Body parts, descriptors and the size of the inline region, ready to be sent."""
+class Packed(NamedTuple):
+    """A batch ready to be sent."""
+
+    parts: list[Any]
+    descriptors: tuple[int, ...]
+    inline: int  # size of the inline region, which comes first
+    cells: set[int]  # the cells that it travels in
+
+
+def pack(obj: Any, arena: Arena, side: wire.Side) -> Packed:
     file = io.BytesIO()
     pickler = BatchPickler(file, arena, _reducer())
     pickler.dump(obj)
@@ -80,7 +92,9 @@ def pack(obj: Any, arena: Arena, side: wire.Side) -> tuple[list[Any], tuple[int,
         side=side,
     )
     region = arena.inline_region()
-    return [region, *wire.parcel_parts(parcel)], tuple(cell.fd for cell in arena.made), len(region)
+    descriptors = tuple(cell.fd for cell in arena.made)
+    cells = {cell for cell, _, _ in pickler.placed}
+    return Packed([region, *wire.parcel_parts(parcel)], descriptors, len(region), cells)
 
 
 def adopt(body: bytearray, inline: int, descriptors: tuple[int, ...], table: CellTable) -> wire.Parcel:

@@ -44,6 +44,8 @@ class Restored:
 class Job(Protocol):
     """What a front door has workers do. Lives in the zygote; one copy wakes up in each worker."""
 
+    can_skip: bool
+
     def prepare(self, desk: Desk, slot: int, restored: Restored) -> None: ...
     def begin_epoch(self, note: Any) -> None: ...
     def run(self, seq: int, body: memoryview, probe: bool) -> None: ...
@@ -76,11 +78,11 @@ class Desk:
 
     def send_batch(self, seq: int, batch: Any) -> None:
         """Pack and send a finished batch; raises what pickling raises, with nothing sent."""
-        parts, descriptors, inline = packing.pack(batch, self.arena, self._side())
-        self.box.enter(Stage.WAITING, seq)  # no user code from here on, and a full socket is no hang
+        packed = packing.pack(batch, self.arena, self._side())
+        self.box.enter(Stage.DELIVERING, seq)  # no user code from here on, and a full socket is no hang
         self._settle(seq)
-        self._channel.send(Kind.RESULT, seq, inline, parts, descriptors)
-        self.arena.finish()
+        self._channel.send(Kind.RESULT, seq, packed.inline, packed.parts, packed.descriptors)
+        self.arena.finish(packed.cells)
 
     def send_empty(self, seq: int) -> None:
         self._settle(seq)
@@ -124,7 +126,7 @@ class Desk:
         return self._waiting.popleft()
 
 
-def main(channel: Channel, box_fd: int, stack_fd: int, job: Job, slot: int) -> None:
+def main(channel: Channel, box_fd: int, stack_fd: int, load: Callable[[], Job], slot: int) -> None:
     """Run in a process of its own until the trainer closes the channel."""
     box = BlackBox(memory.attach(box_fd))
     box.begin(os.getpid())
@@ -134,10 +136,17 @@ def main(channel: Channel, box_fd: int, stack_fd: int, job: Job, slot: int) -> N
     try:
         frame = desk.next_frame()
         restored = wire.load(frame.body)
-        if not _prepare(desk, channel, functools.partial(job.prepare, desk, slot, restored)):
+        job: Job
+
+        def prepare() -> None:
+            nonlocal job
+            job = load()
+            job.prepare(desk, slot, restored)
+
+        if not _prepare(desk, channel, prepare):
             return
         desk.last_random = desk.randomness.read()
-        channel.send(Kind.READY)
+        channel.send(Kind.READY, extra=int(job.can_skip))
         while True:
             box.enter(Stage.IDLE)
             frame = desk.next_frame()
@@ -145,9 +154,11 @@ def main(channel: Channel, box_fd: int, stack_fd: int, job: Job, slot: int) -> N
                 _run_task(desk, job, frame, channel)
             elif frame.kind == Kind.EPOCH:
                 desk.place = None
+                box.forget_random_states()  # the trainer has them; batches are numbered anew
                 note = wire.load(frame.body)
                 if not _prepare(desk, channel, functools.partial(job.begin_epoch, note)):
                     return
+                desk.last_random = desk.randomness.read()
                 channel.send(Kind.EPOCH_BEGUN, frame.seq)
     except EOFError:
         box.enter(Stage.LEAVING)

@@ -100,8 +100,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return iterator
 
     def __iter__(self) -> Any:
-        if self._iterator is not None and getattr(self._iterator, "_shutdown", False):
-            self._iterator = None  # its workers are gone: given up, or shut down by a library
+        if isinstance(self._iterator, SupervisedIterator) and not self._iterator.usable:
+            self._iterator._shutdown_workers()
+            self._iterator = None  # given up, shut down by a library, or interrupted in the middle
         return super().__iter__()
 
     @property

@@ -51,27 +51,27 @@ class Door:
 
     def draw(self, seq: int, index: Any) -> None:
         """Note what the sampler drew for a batch."""
-        if self.batched and not hasattr(index, "__len__"):
+        if self.batched and not hasattr(index, "__len__") and hasattr(index, "__iter__"):
             index = list(index)
         self.drawn[seq] = index
         if type(self.pool) is list and len(self.pool) < _REMEMBERED_DRAWS:
-            self.pool.extend(index if self.batched else [index])
+            self.pool.extend(self._listed(index))
 
     def size_of(self, seq: int) -> int:
-        return len(self.drawn[seq]) if self.batched else 1
+        index = self.drawn[seq]
+        return len(index) if self.batched and hasattr(index, "__len__") else 1
 
     def known_bad(self, seq: int) -> tuple[int, ...]:
         """Positions of samples that have killed workers in an earlier epoch."""
         quarantine = self.ledger.quarantine
         if self.stream or not quarantine.has_deadly:
             return ()
-        drawn = self.drawn[seq] if self.batched else [self.drawn[seq]]
-        return tuple(p for p, i in enumerate(drawn) if quarantine.is_deadly(i))
+        return tuple(p for p, i in enumerate(self._listed(self.drawn[seq])) if quarantine.is_deadly(i))
 
     def encode(self, seq: int, plan: Plan) -> bytes:
         index = self.drawn[seq]
         if self.stream:
-            return tasks.encode_stream(len(index) if self.batched else -1, plan)
+            return tasks.encode_stream(self.size_of(seq) if self.batched else -1, plan)
         return tasks.encode_map(index, self.batched, plan, self._candidates(seq, index))
 
     def _candidates(self, seq: int, index: Any) -> tuple[Any, ...]:
@@ -114,17 +114,19 @@ class Door:
 
     def _indices(self, incident: Incident) -> tuple[Any, ...]:
         if self.stream:
-            failure = incident.failure
-            if failure is not None and failure.ordinal >= 0:
-                return (StreamIndex(incident.slot, failure.ordinal),)
-            place = self.engine.place_of(incident.slot)
-            taken = 0 if place is None else wire.load(place)[0]
-            return tuple(StreamIndex(incident.slot, taken + p) for p in incident.positions)
+            begun = incident.failure.ordinal if incident.failure is not None else -1
+            if begun < 0:  # a death: the batch after the last one that arrived
+                place = self.engine.place_of(incident.slot)
+                begun = 0 if place is None else wire.load(place)[0]
+            return tuple(StreamIndex(incident.slot, begun + p) for p in incident.positions)
         index = self.drawn.get(incident.batch)
         if index is None:
             return ()
-        drawn = list(index) if self.batched else [index]
+        drawn = self._listed(index)
         return tuple(drawn[p] for p in incident.positions if 0 <= p < len(drawn))
+
+    def _listed(self, index: Any) -> list[Any]:
+        return list(index) if self.batched and hasattr(index, "__iter__") else [index]
 
     def incident_happened(self, incident: Incident) -> None:
         self.ledger.add(incident)

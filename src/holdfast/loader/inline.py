@@ -81,7 +81,9 @@ class InlineEngine:
 
     def answer(self, slot: int, incarnation: int, decision: Decision) -> None: ...
 
-    def wait_events(self, timeout_s: float | None) -> Sequence[tuple[Event, Any]]:
+    def wait_ready(self, timeout_s: float | None) -> Any: ...
+
+    def take_events(self, ready: Any) -> Sequence[tuple[Event, Any]]:
         news, self._news = self._news, []
         return news
 
@@ -141,10 +143,14 @@ class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
         self._runner = Runner(engine, self._machine, self._door)
         self._runner.begin()
         self._seq = 0
+        self._told = False
 
     def _next_data(self) -> Any:
         while True:
             if self._runner.given_up is not None:
+                if self._told:
+                    raise StopIteration
+                self._told = True
                 raise give_up_error(self._runner.given_up, self._ledger)
             index = next(self._sampler_iter)
             seq, self._seq = self._seq, self._seq + 1

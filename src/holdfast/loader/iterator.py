@@ -53,7 +53,6 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         self._ledger: Ledger = loader._ledger
         self._policy: FaultPolicy = loader._policy
         self._stream = self._dataset_kind == torch_loader._DatasetKind.Iterable
-        self._skippable = not self._stream or _can_skip(loader.dataset)
         context = loader.multiprocessing_context or torch.multiprocessing
         watch = WatchSettings(self._policy.sample_timeout, self._policy.hang_floor_s)
         self._engine = LocalEngine(context, self._make_job(loader), self._num_workers, watch)
@@ -154,7 +153,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         self._workers_num_tasks[slot] += 1
         self._send_idx += 1
         door = self._door
-        self._runner.tell(r.TaskSubmitted(seq, slot, door.size_of(seq), self._skippable, door.known_bad(seq)))
+        self._runner.tell(r.TaskSubmitted(seq, slot, door.size_of(seq), not self._stream, door.known_bad(seq)))
 
     # ------------------------------------------------------------ next
 
@@ -211,6 +210,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
                 continue
             if runner.given_up is not None:
                 self._shutdown_workers()
+                self._outstanding.clear()  # told once; after that the epoch is over, so that nobody spins on it
                 raise give_up_error(runner.given_up, self._ledger)
             self._wait()
 
@@ -241,8 +241,22 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
                 f"this iterator belongs to process {self._owner} and cannot be used in process {os.getpid()}, "
                 "a fork of it; make a new one there: iter(loader)"
             )
+        if self._runner.torn:
+            self._shutdown_workers()
+            self._outstanding.clear()
+            self._runner.torn = False
+            raise errors.HoldfastError(
+                "this iterator was interrupted while it read from its workers, and a batch may be missing; "
+                "make a new one: iter(loader)"
+            )
         if self._shutdown and self._outstanding:
+            self._outstanding.clear()
             raise errors.HoldfastError("this iterator was shut down; make a new one: iter(loader)")
+
+    @property
+    def usable(self) -> bool:
+        """Whether another epoch can begin with these workers."""
+        return not self._shutdown and not self._runner.torn
 
     def counts(self) -> tuple[int, int, int]:
         return self._machine.restarts, self._machine.retries, self._machine.replaced
@@ -279,7 +293,3 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         if getattr(self, "_shutdown", True) or os.getpid() != self._owner:
             return
         self._shutdown_workers()
-
-
-def _can_skip(dataset: Any) -> bool:
-    return hasattr(dataset, "skip")

@@ -57,6 +57,7 @@ class LoaderJob:
         self.desk: Desk
         self._dirty = False  # the last task was a probe: its random numbers do not count
         self._attempts: dict[tuple[int, int], int] = {}
+        self.can_skip = False  # samples can be stepped over without fetching them
 
     # ------------------------------------------------------------ beginning
 
@@ -103,14 +104,14 @@ class LoaderJob:
 
     # ------------------------------------------------------------ faults
 
-    def judge(self, error: Exception, seq: int, stage: Stage, position: int, retriable: bool = True) -> Failure:
+    def judge(self, error: Exception, seq: int, stage: Stage, position: int, ordinal: int = -1) -> Failure:
         """What is to be done about an exception; the answer is in `failure.decision`. Retrying waits here."""
         policy = self.settings.policy
-        failure = failures.capture(error, stage, position)
+        failure = replace(failures.capture(error, stage, position), ordinal=ordinal)
         key = (seq, position)
         attempt = self._attempts[key] = self._attempts.get(key, 0) + 1
         failure = replace(failure, attempts=attempt)
-        if retriable and policy.retry_on and isinstance(error, policy.retry_on) and attempt <= policy.retries:
+        if policy.retry_on and isinstance(error, policy.retry_on) and attempt <= policy.retries:
             decision = Decision.RETRY
         elif self.settings.asks:
             decision = self.desk.ask(seq, failure)
@@ -151,17 +152,26 @@ class LoaderJob:
         if self._attempts:
             self._attempts = {key: n for key, n in self._attempts.items() if key[0] == seq}
 
+    def first_ordinal(self) -> int:
+        """Which sample of its stream a batch begins with; -1 where samples have indices."""
+        return -1
+
+    def collated(self, seq: int, probe: bool) -> None:
+        """A batch was collated, and will be sent unless it was for a probe."""
+
     def finish(
         self, seq: int, samples: dict[int, Any], data: Any, probe: bool, gather: Callable[[Sequence[int]], Any]
     ) -> tuple[Failure, tuple[int, ...]] | None:
         """Collate and send. None when it is done; else what failed, and which samples are to blame."""
         box = self.desk.box
         stage = Stage.COLLATING
+        ordinal = self.first_ordinal()
         try:
             box.enter(stage, seq, count=max(1, len(samples)))
             batch = self.collate_fn(data)
             stage = Stage.SENDING
             box.enter(stage, seq)
+            self.collated(seq, probe)
             if probe:
                 self.desk.can_pack(batch)
             else:
@@ -169,7 +179,7 @@ class LoaderJob:
             return None
         except Exception as error:
             self.desk.arena.begin()
-            failure = self.judge(error, seq, stage, -1)
+            failure = self.judge(error, seq, stage, -1, ordinal)
         if failure.decision is Decision.RETRY:
             self.desk.rewind()
             raise Again
@@ -186,16 +196,22 @@ class MapJob(LoaderJob):
 
     def run(self, seq: int, body: memoryview, probe: bool) -> None:
         self.before_task(seq, probe)
-        task = tasks.decode_map(body)
+        try:
+            task = tasks.decode_map(body)
+        except Exception as error:  # a batch sampler that drew something which is no list of indices
+            self.desk.dealt_with.append(self.judge(error, seq, Stage.FETCHING, -1))
+            self.desk.send_empty(seq)
+            return
         live = dict(task.live)
         candidates = list(task.candidates)
         samples: dict[int, Any] = {}
         whole: Any = task.whole if self._get_many else None
-        while live:
+        drawn_empty = not live  # a batch sampler may draw nothing, and a collate function make something of it
+        while live or drawn_empty:
             try:
                 data = self._fetch(seq, live, samples, candidates, whole)
                 whole = None
-                if not live:
+                if not live and not drawn_empty:
                     break
                 if data is None:
                     data = list(samples.values()) if self.settings.batched else samples[0]
@@ -206,6 +222,9 @@ class MapJob(LoaderJob):
             if done is None:
                 return
             self._give_up(*done, live, samples, candidates)
+            if drawn_empty:
+                self.desk.dealt_with.append(done[0])
+                break
         if not probe:
             self.desk.send_empty(seq)
 
@@ -248,6 +267,8 @@ class MapJob(LoaderJob):
     ) -> Any:
         assert self._get_many is not None
         missing = [p for p in live if p not in samples]
+        if not live:
+            return self._get_many(whole if whole is not None else [])
         while missing:
             self.desk.box.enter(Stage.FETCHING_MANY, seq, count=len(missing))
             wanted = whole if whole is not None and len(missing) == len(live) else [live[p] for p in missing]

@@ -11,11 +11,13 @@ inside `__next__` can be stepped over only if the iterator offers `skip(n)`.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast._transport import wire
 from holdfast._worker.loop import Restored, StreamEnded, TaskFailed
@@ -23,8 +25,31 @@ from holdfast.loader import tasks
 from holdfast.loader.jobs import Again, JobSettings, LoaderJob
 from holdfast.records import Decision, Failure, Stage
 
+log = logging.getLogger("holdfast")
+
 # A snapshot is taken when the time since the last one is this many times what one costs.
 _SNAPSHOT_EVERY = 20
+
+
+class Base(NamedTuple):
+    """Where forwarding begins: the stream's start, or the dataset's last snapshot."""
+
+    taken: int = 0
+    snapshot: bytes | None = None
+    random: bytes | None = None  # random state there
+
+
+_START = Base()
+
+
+class Place(NamedTuple):
+    """Where a stream stands; enough for another worker to bring its iterator there."""
+
+    taken: int = 0
+    stepped_over: tuple[int, ...] = ()
+    base: Base = _START
+    batches: tuple[tuple[int, int], ...] = ()
+    collate_draws: bool = False  # then forwarding must collate, too, or later samples come out otherwise
 
 
 class StreamJob(LoaderJob):
@@ -36,9 +61,14 @@ class StreamJob(LoaderJob):
         self._ended = False
         self._told_end = False
         self._broken: Failure | None = None  # an error that ended the iterator, to be told with the next task
-        self._held: tuple[int, dict[int, Any]] | None = None
+        self._held: tuple[int, dict[int, Any], bytes] | None = None  # taken for a probe, and used again after it
         self._restored = Restored()
-        self._snapshot: tuple[bytes, int] | None = None
+        self._base = _START
+        self._batches: list[list[int]] = []  # since the base: [samples taken, how many such batches in a row]
+        self._batch_begun = 0  # as the place has it
+        self._begun = 0  # samples taken before the batch in hand
+        self._collate_draws = False
+        self._random_before = b""
         self._snapshot_at = 0.0
         self._snapshot_cost = 0.0
 
@@ -46,40 +76,57 @@ class StreamJob(LoaderJob):
         self._restored = restored
         self._ended = self._told_end = False
         self._broken = self._held = None
-        taken, stepped_over, snapshot, at = (0, [], None, 0) if restored.place is None else wire.load(restored.place)
-        self._stepped_over = list(stepped_over)
-        self._snapshot = None if snapshot is None else (snapshot, at)
-        if snapshot is not None:
-            state = wire.load(snapshot)
-            if hasattr(self.dataset, "load_state_dict"):
-                self.dataset.load_state_dict(state)
-                self._iterator = iter(self.dataset)
-            else:
-                self._iterator = iter(self.dataset)
-                self._iterator.load_state_dict(state)
-        else:
-            self._iterator = iter(self.dataset)
-        self._taken = at if snapshot is not None else 0
-        while self._taken < taken and not self._ended:
-            self._forward()
+        place = Place() if restored.place is None else Place(*wire.load(restored.place))
+        base = self._base = Base(*place.base)
+        self._stepped_over = list(place.stepped_over)
+        self._batches = [list(run) for run in place.batches]
+        self._collate_draws = place.collate_draws
+        self._iterator = self._iterator_at(base)
+        self.can_skip = hasattr(self._iterator, "skip")
+        self._taken = base.taken
+        if base.random is not None and place.taken > base.taken:
+            self.desk.randomness.set(base.random)
+        for size, times in place.batches:
+            for _ in range(times):
+                self._forward(size)
+        self._forward(place.taken - self._taken)
+        self._batch_begun = self._taken
 
-    def _forward(self) -> None:
-        """Take one sample that was delivered already, or that failed already."""
-        self.desk.box.enter(Stage.FORWARDING, position=self._taken)
-        if self._taken in self._stepped_over:
-            self._skip_one()
-        else:
-            try:
-                next(self._iterator)
-            except StopIteration:
-                self._ended = True
-            except Exception:  # it failed the first time too, and was dealt with then
-                pass
-        self._taken += 1
+    def _iterator_at(self, base: Base) -> Any:
+        if base.snapshot is None:
+            return iter(self.dataset)
+        state = wire.load(base.snapshot)
+        if hasattr(self.dataset, "load_state_dict"):
+            self.dataset.load_state_dict(state)
+            return iter(self.dataset)
+        iterator: Any = iter(self.dataset)
+        iterator.load_state_dict(state)
+        return iterator
+
+    def _forward(self, count: int) -> None:
+        """Take a batch that was delivered already."""
+        samples = []
+        for _ in range(count):
+            if self._ended:
+                return
+            self.desk.box.enter(Stage.FORWARDING, position=self._taken)
+            if self._taken in self._stepped_over:
+                self._skip_one()
+            else:
+                try:
+                    samples.append(next(self._iterator))
+                except StopIteration:
+                    self._ended = True
+                except Exception:  # it failed the first time too, and was dealt with then
+                    pass
+            self._taken += 1
+        if samples and self._collate_draws:
+            with contextlib.suppress(Exception):  # likewise
+                self.collate_fn(samples if self.settings.batched else samples[0])
+            self.desk.arena.begin()
 
     def _skip_one(self) -> None:
-        skip = getattr(self._iterator, "skip", None) or self.dataset.skip
-        skip(1)
+        self._iterator.skip(1)
 
     # ------------------------------------------------------------ batches
 
@@ -91,13 +138,14 @@ class StreamJob(LoaderJob):
             self._told_end = True
             raise TaskFailed(self._broken, ended=True)
         task = tasks.decode_stream(body)
-        begun = self._taken
+        if self._held is None or self._held[0] != seq:
+            self._begun = self._taken
         while True:
             try:
                 self._run(seq, task, probe)
                 return
             except Again:
-                self._back_to(begun)
+                self._back_to(self._begun)
             except TaskFailed:
                 self._note_place()
                 raise
@@ -112,8 +160,7 @@ class StreamJob(LoaderJob):
         while samples:
             chosen = {p: s for p, s in samples.items() if task.probe is None or p in task.probe}
             gather = _gather(chosen, batched)
-            if not probe:
-                self._note_place()
+            self._random_before = self.desk.randomness.read()
             done = self.finish(seq, chosen, gather(list(chosen)), probe, gather)
             if done is None:
                 return
@@ -136,11 +183,12 @@ class StreamJob(LoaderJob):
     def _samples(self, seq: int, task: tasks.StreamTask, probe: bool) -> dict[int, Any]:
         if self._held is not None and self._held[0] == seq:
             samples = dict(self._held[1])
+            self.desk.randomness.set(self._held[2])
         else:
             samples = {}
             count = max(1, task.count) + task.extended
             self._take_into(samples, seq, 0, count, task.excluded)
-            self._held = (seq, dict(samples)) if probe else None
+            self._held = (seq, dict(samples), self.desk.randomness.read()) if probe else None
         return {p: s for p, s in samples.items() if p not in task.excluded}
 
     def _take_into(self, samples: dict[int, Any], seq: int, position: int, end: int, excluded: frozenset[int]) -> None:
@@ -149,7 +197,7 @@ class StreamJob(LoaderJob):
         box.enter(Stage.FETCHING, seq)
         while position < end and not self._ended:
             box.fetch(position)
-            if position in excluded and self._can_skip():
+            if position in excluded and self.can_skip:
                 self._skip_one()
                 self._stepped_over.append(self._taken)
                 self._taken += 1
@@ -172,11 +220,8 @@ class StreamJob(LoaderJob):
             position += 1
         box.finished()
 
-    def _can_skip(self) -> bool:
-        return hasattr(self._iterator, "skip") or hasattr(self.dataset, "skip")
-
     def _failed(self, error: Exception, seq: int, position: int) -> Failure:
-        failure = replace(self.judge(error, seq, Stage.FETCHING, position), ordinal=self._taken - 1)
+        failure = self.judge(error, seq, Stage.FETCHING, position, self.first_ordinal())
         if failure.decision is Decision.RETRY:
             raise Again from None
         self.settle(failure, (position,))
@@ -195,7 +240,7 @@ class StreamJob(LoaderJob):
 
     def _back_to(self, taken: int) -> None:
         """Before a retry: a fresh iterator, brought to where this batch began."""
-        place = wire.dump((taken, self._stepped_over, *(self._snapshot or (None, 0))))
+        place = wire.dump(tuple(self._place()._replace(taken=taken)))
         restored = self._restored
         if restored.random_at_start is not None:
             self.desk.randomness.set(restored.random_at_start)
@@ -205,10 +250,29 @@ class StreamJob(LoaderJob):
 
     # ------------------------------------------------------------ place
 
+    def first_ordinal(self) -> int:
+        return self._begun
+
+    def collated(self, seq: int, probe: bool) -> None:
+        if self.desk.randomness.read() != self._random_before:
+            self._collate_draws = True
+        if not probe:
+            self._note_place()
+
     def _note_place(self) -> None:
+        size = self._taken - self._batch_begun
+        if size:
+            if self._batches and self._batches[-1][0] == size:
+                self._batches[-1][1] += 1
+            else:
+                self._batches.append([size, 1])
+            self._batch_begun = self._taken
         self._take_snapshot()
-        snapshot, at = self._snapshot or (None, 0)
-        self.desk.place = wire.dump((self._taken, self._stepped_over, snapshot, at))
+        self.desk.place = wire.dump(tuple(self._place()))
+
+    def _place(self) -> Place:
+        batches = tuple((size, times) for size, times in self._batches)
+        return Place(self._taken, tuple(self._stepped_over), self._base, batches, self._collate_draws)
 
     def _take_snapshot(self) -> None:
         source = self.dataset if hasattr(self.dataset, "load_state_dict") else self._iterator
@@ -217,7 +281,14 @@ class StreamJob(LoaderJob):
         begun = time.monotonic()
         if begun - self._snapshot_at < _SNAPSHOT_EVERY * self._snapshot_cost:
             return
-        self._snapshot = (wire.dump(source.state_dict()), self._taken)
+        try:
+            snapshot = wire.dump(source.state_dict())
+        except Exception as error:
+            log.warning("state_dict() of the dataset failed, worker %d goes on without snapshots: %r", self.slot, error)
+            self._snapshot_cost = float("inf")
+            return
+        self._base = Base(self._taken, snapshot, self.desk.randomness.read())
+        self._batches.clear()
         self._snapshot_at = time.monotonic()
         self._snapshot_cost = self._snapshot_at - begun
 

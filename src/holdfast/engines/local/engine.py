@@ -10,13 +10,16 @@ sent before is read first, so that finished batches are never lost.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import errno
 import os
 import select
 import time
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from multiprocessing.reduction import ForkingPickler
+from dataclasses import dataclass, field, replace
+from multiprocessing import util as multiprocessing_util
 from typing import Any
 
 from holdfast import records as r
@@ -28,8 +31,9 @@ from holdfast._system.channel import Channel, Frame
 from holdfast._transport import packing, wire
 from holdfast._transport.cells import CellTable
 from holdfast._transport.wire import Kind
-from holdfast._worker import loop
+from holdfast._worker import failures, loop
 from holdfast.engines.local import zygote
+from holdfast.engines.local.payload import Payload
 from holdfast.engines.local.watch import WatchSettings
 from holdfast.records import Decision, Event, Exit, Failure, InHand, Stage
 
@@ -37,23 +41,6 @@ _SILENT_EXIT_S = 1.0  # a worker that hung up must be reported dead within this 
 _CLOSE_WAIT_S = zygote.LEAVE_GRACE_S + 2.0
 
 News = tuple[Event, Any]
-
-
-class Payload:
-    """The job on its way to the zygote. Under spawn it is unpickled there by us, so that an error can be told."""
-
-    def __init__(self, job: Any) -> None:
-        self._job = job
-        self._pickled: bytes | None = None
-
-    def load(self) -> Any:
-        if self._pickled is not None:
-            return ForkingPickler.loads(self._pickled)
-        return self._job
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Called while multiprocessing starts the process: only then may locks and queues be pickled.
-        return {"_job": None, "_pickled": bytes(ForkingPickler.dumps(self._job))}
 
 
 class Result:
@@ -105,6 +92,20 @@ class Worker:
     registered: bool = True
 
 
+_open_engines: weakref.WeakSet[LocalEngine] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    """At interpreter exit, with iterators alive."""
+    for engine in list(_open_engines):
+        engine.close(grace_s=0.1)
+
+
+# Registered after multiprocessing's own, so it runs before that one terminates our zygotes.
+assert multiprocessing_util
+atexit.register(_close_all)
+
+
 class LocalEngine:
     def __init__(self, context: Any, job: Any, slots: int, watch: WatchSettings) -> None:
         self._context = context  # a multiprocessing context, or the module
@@ -126,6 +127,7 @@ class LocalEngine:
         self._owner = os.getpid()
         self.closed = False
         ownership.own(self)
+        _open_engines.add(self)
 
     # ------------------------------------------------------------ requests
 
@@ -152,20 +154,32 @@ class LocalEngine:
         self._poller.register(control.fileno(), select.EPOLLIN)
 
     def start_worker(self, slot: int, incarnation: int) -> None:
+        try:
+            self._start_worker(slot, incarnation)
+        except OSError as error:  # no descriptor or process to be had just now: a failed start, like others
+            failure = failures.capture(error, Stage.STARTING)
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                advice = "\n(this process has no descriptor left: raise the limit with `ulimit -n`)"
+                failure = replace(failure, message=failure.message + advice, traceback=failure.traceback + advice)
+            self._pending.append((r.PreparationFailed(slot, incarnation, -1, failure), None))
+
+    def _start_worker(self, slot: int, incarnation: int) -> None:
         if self._control is None:
             self.launch()
         control = self._control
         assert control is not None
-        ours, theirs = channels.pair()
-        box_fd = memory.create(blackbox.SIZE, "holdfast-box")
-        stack_fd = memory.create(stacks.SIZE, "holdfast-stacks")
-        try:
+        with contextlib.ExitStack() as on_error, contextlib.ExitStack() as always:
+            ours, theirs = channels.pair()
+            always.enter_context(theirs)
             channel = Channel(ours, blocking=False, owned=True)
+            on_error.callback(channel.close)
+            box_fd = memory.create(blackbox.SIZE, "holdfast-box")
+            always.callback(os.close, box_fd)
+            stack_fd = memory.create(stacks.SIZE, "holdfast-stacks")
+            on_error.callback(os.close, stack_fd)
             worker = Worker(slot, incarnation, channel, BlackBox(memory.attach(box_fd)), stack_fd)
             control.send(Kind.FORK, slot, incarnation, descriptors=(theirs.fileno(), box_fd, stack_fd))
-        finally:
-            theirs.close()
-            os.close(box_fd)
+            on_error.pop_all()
         kept = self._memories[slot]
         restored = loop.Restored(self._epoch, self._epoch_note, kept.random_at_start, kept.random_now, kept.place)
         channel.send(Kind.RESTORE, parts=[wire.dump(restored)])
@@ -193,7 +207,10 @@ class LocalEngine:
         for slot, worker in enumerate(self._workers):
             kept = self._memories[slot]
             self._keep_random(slot)
-            kept.random_at_start, kept.place, kept.last_seq = kept.random_now, None, None
+            if kept.random_now is not None:
+                kept.random_at_start = kept.random_now
+            # Not yet: iter(dataset) may draw before the first batch of this epoch arrives.
+            kept.random_now = kept.place = kept.last_seq = None
             if worker is not None and worker.status is None:
                 self._epoch_open.add(slot)
                 worker.channel.send(Kind.EPOCH, epoch, parts=[wire.dump(note)])
@@ -212,15 +229,17 @@ class LocalEngine:
 
     # ------------------------------------------------------------ events
 
-    def wait_events(self, timeout_s: float | None) -> Sequence[News]:
-        """What has happened; waits for something, `timeout_s` at most."""
-        news = self._pending
-        self._pending = []
-        if news:
+    def wait_ready(self, timeout_s: float | None) -> Any:
+        """Wait until something has happened, `timeout_s` at most. May be interrupted without harm."""
+        if self._pending:
             timeout_s = 0.0
-        if any(w is not None and w.hung_up_at is not None for w in self._workers):
+        elif any(w is not None and w.hung_up_at is not None for w in self._workers):
             timeout_s = min(timeout_s if timeout_s is not None else 0.2, 0.2)
-        ready = self._poller.poll(-1 if timeout_s is None else timeout_s)
+        return self._poller.poll(-1 if timeout_s is None else timeout_s)
+
+    def take_events(self, ready: Any) -> Sequence[News]:
+        """What has happened."""
+        news, self._pending = self._pending, []
         control = self._control.fileno() if self._control is not None else -1
         for fd, mask in ready:
             if fd == control:
@@ -245,6 +264,8 @@ class LocalEngine:
             self._poller.unregister(worker.channel.fileno())
             worker.registered = False
             worker.hung_up_at = time.monotonic()
+            if worker.channel.torn and self._control is not None and worker.pid > 0:
+                self._control.send(Kind.KILL, worker.pid)
 
     def _take_frame(self, worker: Worker, frame: Frame, news: list[News]) -> None:
         slot, incarnation, kept = worker.slot, worker.incarnation, self._memories[worker.slot]
@@ -257,7 +278,7 @@ class LocalEngine:
                 kept.place = side.place
             news.append((r.TaskFinished(slot, incarnation, frame.seq, side.failures), result))
         elif kind == Kind.READY:
-            news.append((r.WorkerReady(slot, incarnation), None))
+            news.append((r.WorkerReady(slot, incarnation, bool(frame.extra)), None))
         elif kind == Kind.SURVIVED:
             news.append((r.TaskFinished(slot, incarnation, frame.seq), None))
         elif kind in (Kind.EMPTY, Kind.ENDED):
@@ -314,11 +335,7 @@ class LocalEngine:
             if not self._loaded:
                 ended = Exit(signal=-code) if code is not None and code < 0 else Exit(code=code)
                 worker.unprepared = self._unloadable or Failure(
-                    "WorkerStartError",
-                    f"the process that was to load the dataset {ended.words}",
-                    "",
-                    None,
-                    Stage.STARTING,
+                    "", f"the process that was to load the dataset {ended.words}", "", None, Stage.STARTING
                 )
             worker.status, worker.lost = 0, True
 
@@ -334,12 +351,11 @@ class LocalEngine:
                         self._control.send(Kind.KILL, worker.pid)
                     worker.hung_up_at = now
                 continue
-            while worker.registered:
-                frames = worker.channel.receive()
-                for frame in frames:
+            worker.channel.drained = worker.channel.closed
+            while not worker.channel.drained:
+                for frame in worker.channel.receive():
                     self._take_frame(worker, frame, news)
-                if not frames:
-                    self._unregister(worker)
+            self._unregister(worker)
             if worker.unprepared is not None:
                 news.append((r.PreparationFailed(slot, worker.incarnation, worker.pid, worker.unprepared), None))
             else:
@@ -361,13 +377,15 @@ class LocalEngine:
             in_hand,
             stack=stacks.read(worker.stack_fd),
             hung=worker.hung,
-            blameless=worker.lost,
+            blameless=worker.lost or worker.channel.torn,
         )
 
     def _keep_random(self, slot: int) -> None:
         worker, kept = self._workers[slot], self._memories[slot]
         if worker is not None and kept.last_seq is not None:
-            kept.random_now = worker.box.random_state(kept.last_seq) or kept.random_now
+            state = worker.box.random_state(kept.last_seq)
+            if state is not None:  # None: the last batch that arrived was an earlier incarnation's
+                kept.random_now = state
 
     # ------------------------------------------------------------ ending
 

@@ -16,7 +16,7 @@ from typing import Literal
 from holdfast._system.processes import Activity
 from holdfast.records import InHand, Stage
 
-_OWN_CODE = (Stage.IDLE, Stage.WAITING, Stage.LEAVING, Stage.STARTING)
+_OWN_CODE = (Stage.IDLE, Stage.WAITING, Stage.LEAVING, Stage.STARTING, Stage.DELIVERING)
 _SAMPLES = (Stage.FETCHING, Stage.FETCHING_MANY, Stage.COLLATING, Stage.SENDING)
 SUSPECT_FACTOR = 20
 CONDEMN_FACTOR = 10

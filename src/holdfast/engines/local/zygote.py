@@ -2,7 +2,7 @@
 
 Reads   requests from the trainer; black boxes; its children's ends.
 Writes  to the trainer who was started, who ended and how, who seems to hang.
-Never   runs the user's code, beyond loading the job; never outlives the trainer.
+Never   runs the user's code, beyond importing and loading the job; never outlives the trainer.
 
 Workers die with the zygote (PR_SET_PDEATHSIG, sound because it has one thread); the zygote leaves
 when the trainer hangs up or dies. It adopts what its workers leave behind and takes it along.
@@ -30,6 +30,7 @@ from holdfast._system.processes import Activity
 from holdfast._transport import wire
 from holdfast._transport.wire import Kind
 from holdfast._worker import failures
+from holdfast.engines.local.payload import Payload
 from holdfast.engines.local.watch import Judgement, WatchSettings, judge
 from holdfast.records import Stage
 
@@ -53,43 +54,50 @@ class Child:
     seconds: float = 0.0
 
 
-def main(sock: socket.socket, payload: Any, entry: Entry, settings: WatchSettings) -> None:
+def main(sock: socket.socket, payload: Payload, entry: Entry, settings: WatchSettings) -> None:
     """The zygote's whole life, in a process of its own."""
     processes.lead_own_group()
     processes.adopt_orphans()
     processes.name_thread("holdfast-zygote")
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+    for number in (signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
-    signal.set_wakeup_fd(-1)
+    # Somebody's SIGTERM makes us leave in order, too: what the workers have started goes first.
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     channel = Channel(sock, blocking=True, owned=True)
     try:
-        job = payload.load()
+        payload.warm()
     except BaseException as error:
         channel.send(Kind.UNLOADABLE, 0, 0, [wire.dump(failures.capture(error, Stage.STARTING))])
         os._exit(1)
     # What is here now is shared with every worker: keep the collector from writing to it.
     gc.freeze()
-    Zygote(channel, job, entry, settings).serve()
+    Zygote(channel, payload, entry, settings, (woken, wake)).serve()
     os._exit(0)
 
 
 class Zygote:
-    def __init__(self, channel: Channel, job: Any, entry: Entry, settings: WatchSettings) -> None:
+    def __init__(
+        self, channel: Channel, payload: Payload, entry: Entry, settings: WatchSettings, wake: tuple[int, int]
+    ) -> None:
         self._channel = channel
-        self._job = job
+        self._payload = payload
         self._entry = entry
         self._settings = settings
         self._children: dict[int, Child] = {}  # by pid
         self._trainer = -1
         self._poller = select.poll()
         self._poller.register(channel.fileno(), select.POLLIN)
+        self._wake = wake
+        self._poller.register(wake[0], select.POLLIN)
 
     def serve(self) -> None:
         self._channel.send(Kind.LOADED, os.getpid(), processes.thread_count())
         while True:
             interval = self._settings.interval_s * 1000 if self._children else 5000
             for fd, _ in self._poller.poll(interval):
-                if fd == self._trainer:
+                if fd in (self._trainer, self._wake[0]):
                     self._leave(grace_s=0.0)
                     return
                 if fd == self._channel.fileno():
@@ -139,6 +147,10 @@ class Zygote:
         """In the child: never returns."""
         code = 1
         try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            for fd in self._wake:
+                os.close(fd)
             for child in self._children.values():
                 os.close(child.handle)
                 os.close(child.stack_fd)
@@ -148,7 +160,7 @@ class Zygote:
             channel = Channel(socket.socket(fileno=socket_fd), blocking=True, owned=True)
             process = multiprocessing.Process(
                 target=self._entry,
-                args=(channel, box_fd, stack_fd, self._job, slot),
+                args=(channel, box_fd, stack_fd, self._payload.load, slot),
                 name=f"Worker-{slot}",
                 daemon=True,
             )

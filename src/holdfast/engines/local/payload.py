@@ -1,0 +1,105 @@
+"""The job on its way to the zygote, and whether workers may share what it becomes there.
+
+Reads   the types of everything in the job, while it is pickled in the trainer.
+Writes  bytes.
+Never   lets workers share what unpickling opened: files, connections, threads, generators seeded apart.
+
+Under fork nothing is pickled. Under spawn and forkserver the zygote unpickles once and workers inherit the result,
+which nobody can tell from a copy of their own as long as unpickling runs no code but Python's, NumPy's and torch's.
+Where a class of the user's has its say in it (`__setstate__`, `__reduce__`, …) each worker unpickles for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import importlib
+import io
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+# Packages whose unpickling only restores values. What is not here is not suspect, it just gets a copy per worker.
+_PLAIN = frozenset(
+    {"builtins", "collections", "copyreg", "datetime", "decimal", "enum", "fractions", "functools", "holdfast", "io"}
+    | {"itertools", "multiprocessing", "numpy", "operator", "pathlib", "PIL", "random", "re", "torch", "typing", "uuid"}
+)
+_HOOKS = ("__setstate__", "__reduce__", "__reduce_ex__", "__new__")
+
+
+class Payload:
+    def __init__(self, job: Any) -> None:
+        self._job = job
+        self._pickled: bytes | None = None
+        self._modules: tuple[str, ...] = ()
+        self.shareable = True  # may be loaded once, in the zygote
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Called while multiprocessing starts the process: only then may locks and queues be pickled.
+        file = io.BytesIO()
+        pickler = _Noting(file)
+        pickler.dump(self._job)
+        return {
+            "_job": None,
+            "_pickled": file.getvalue(),
+            "_modules": tuple(pickler.modules),
+            "shareable": not pickler.runs_user_code,
+        }
+
+    def warm(self) -> None:
+        """In the zygote: load what workers may share, and import what they need, once for all."""
+        if self._pickled is None:
+            return
+        if self.shareable:
+            self._job = self.load()
+            self._pickled = None
+            return
+        for name in self._modules:
+            with contextlib.suppress(Exception):  # a worker will say why, in its own words
+                importlib.import_module(name)
+
+    def load(self) -> Any:
+        return self._job if self._pickled is None else ForkingPickler.loads(self._pickled)
+
+
+class _Noting(ForkingPickler):
+    """Pickles as multiprocessing does, and notes which types take part."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.modules: dict[str, None] = {}
+        self.runs_user_code = False
+        self._seen: set[type] = set()
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind not in self._seen or kind is type:
+            self._seen.add(kind)
+            named = obj if isinstance(obj, type) else kind
+            self.modules.setdefault(named.__module__)
+            self.runs_user_code = self.runs_user_code or _runs_user_code(kind)
+        return NotImplemented
+
+
+def _runs_user_code(kind: type) -> bool:
+    """Whether restoring an object of this type calls something that a user wrote."""
+    if kind in copyreg.dispatch_table and not _is_plain(copyreg.dispatch_table[kind]):
+        return True
+    for hook in _HOOKS:
+        for owner in kind.__mro__:
+            if hook in vars(owner):
+                if not _is_plain(owner) and not _is_generated(vars(owner)[hook]):
+                    return True
+                break
+    return False
+
+
+def _is_plain(owner: Any) -> bool:
+    return str(getattr(owner, "__module__", "")).partition(".")[0] in _PLAIN
+
+
+def _is_generated(function: Any) -> bool:
+    """Methods that namedtuple, dataclass and enum write into a user's class."""
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None)
+    module = str(getattr(function, "__module__", "")).partition(".")[0]
+    return code is not None and (code.co_filename.startswith("<") or module in ("enum", "dataclasses", "collections"))

@@ -1,0 +1,151 @@
+"""However the job ends, nothing of it is left: no worker, no zygote, nothing that a worker started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+PROGRAM = Path(__file__).with_name("program.py")
+METHODS = ("fork", "spawn", "forkserver")
+GONE_WITHIN_S = 2.5
+
+
+class Job:
+    """The program, and a tag in the environment by which everything that stems from it is found."""
+
+    def __init__(self, ending: str, method: str, folder: Path) -> None:
+        self.tag = uuid.uuid4().hex
+        self.folder = folder
+        with (folder / "stderr").open("w") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, str(PROGRAM), ending, method, str(folder)],
+                env={**os.environ, "HOLDFAST_TEST_TAG": self.tag},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            )
+
+    def wait_line(self, expected: str) -> None:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().strip()
+        assert line == expected, (line, (self.folder / "stderr").read_text())
+
+    def go(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.close()
+
+    def living(self) -> list[psutil.Process]:
+        """Everything that carries the tag and is not dead: by state, a zombie is not a survivor."""
+        mark = f"HOLDFAST_TEST_TAG={self.tag}".encode()
+        found = []
+        for pid in psutil.pids():
+            try:
+                if mark in Path(f"/proc/{pid}/environ").read_bytes():
+                    process = psutil.Process(pid)
+                    if process.status() != psutil.STATUS_ZOMBIE:
+                        found.append(process)
+            except (OSError, psutil.Error):
+                continue
+        return found
+
+    def wait_all_there(self) -> None:
+        """Trainer, zygote, two workers and the three processes that one of them started."""
+        deadline = time.monotonic() + 20
+        while len(self.living()) < 7:
+            assert time.monotonic() < deadline, [describe(p) for p in self.living()]
+            time.sleep(0.01)
+
+    def wait_nothing_left(self, except_pids: tuple[int, ...] = ()) -> list[str]:
+        deadline = time.monotonic() + GONE_WITHIN_S
+        while True:
+            left = [p for p in self.living() if p.pid not in except_pids and not (except_pids and stdlib(p))]
+            if not left or time.monotonic() > deadline:
+                return [describe(p) for p in left]
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        for process in self.living():
+            process.kill()
+        self.process.wait(10)
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def stdlib(process: psutil.Process) -> bool:
+    """multiprocessing's own servers live as long as any fork of the trainer does."""
+    try:
+        return any("from multiprocessing." in word for word in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def describe(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} {process.name()} {process.cmdline()}"
+    except psutil.Error:
+        return str(process.pid)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[object]:
+    jobs: list[Job] = []
+
+    def start_job(ending: str, method: str) -> Job:
+        job = Job(ending, method, tmp_path)
+        jobs.append(job)
+        job.wait_line("ready")
+        job.wait_all_there()
+        job.go()
+        return job
+
+    yield start_job
+    for job in jobs:
+        job.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("ending", "code"), [("return", 0), ("del", 0), ("exception", 1), ("os_exit", 7), ("exit", 0)])
+def test_nothing_is_left_when_the_job_ends_by_itself(start, ending: str, code: int, method: str) -> None:
+    """Stuck workers, ignored signals, children and daemons of workers: all gone with the job."""
+    job = start(ending, method)
+
+    assert job.process.wait(15) == code, (job.folder / "stderr").read_text()
+    assert job.wait_nothing_left() == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_when_the_job_is_signalled(start, number: signal.Signals, method: str) -> None:
+    """Ctrl-C, a scheduler's SIGTERM and a SIGKILL of the trainer leave nothing behind."""
+    job = start("signalled", method)
+
+    job.process.send_signal(number)
+
+    job.process.wait(15)
+    assert job.wait_nothing_left() == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_fork_of_the_trainer_keeps_nothing_alive(start, method: str) -> None:
+    """A copy of the trainer that somebody else forked, and that lives on, does not hold our processes."""
+    job = start("bystander", method)
+    job.wait_line("forked")
+    bystander = int((job.folder / "bystander").read_text())
+
+    job.process.kill()
+
+    job.process.wait(15)
+    assert job.wait_nothing_left(except_pids=(bystander,)) == []
+    assert psutil.pid_exists(bystander)
