@@ -61,6 +61,7 @@ class InHand:
     batch: int = -1
     position: int = -1
     seconds: float = 0.0
+    stand_in: int | None = None  # the index of a replacement, when that is what was in hand
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,7 @@ class Failure:
     attempts: int = 1
     culprits: tuple[int, ...] = ()
     ordinal: int = -1  # which sample of its stream the batch begins with
+    stand_in: Any = None  # the index of a replacement, when that is what failed
 
 
 class Decision(str, enum.Enum):
@@ -179,6 +181,7 @@ class Incident:
     attempts_allowed: int = 1
     number: int = -1
     when: float = 0.0
+    hung: bool = False  # it was ended because it hung
     stuck: bool = False  # a stream that cannot step over this sample: the rest of it is out of reach
 
     @property
@@ -204,7 +207,7 @@ class Incident:
         """One clause: what happened."""
         if self.kind is IncidentKind.EXCEPTION and self.failure:
             return f"raised {self.failure.type_name}: {first_line(self.failure.message)}"
-        if self.kind is IncidentKind.HANG:
+        if self.kind is IncidentKind.HANG or (self.hung and self.exit):
             return f"hung for {self.in_hand.seconds:.1f} s"
         if self.kind is IncidentKind.SUSPECTED_HANG:
             return f"has shown no progress for {self.in_hand.seconds:.1f} s"
@@ -435,6 +438,15 @@ class AnswerWorker:
     decision: Decision
 
 
+@dataclass(frozen=True)
+class StepOver:
+    """A stream's batch was concluded without its worker: whoever comes next must leave its samples behind."""
+
+    slot: int
+    count: int
+    killers: frozenset[int] = frozenset()  # positions that must not even be fetched
+
+
 class LimitKind(str, enum.Enum):
     RESTARTS = "restarts"
     BAD_SAMPLES = "bad samples"
@@ -449,7 +461,15 @@ class GiveUp:
 
 
 Action: TypeAlias = (
-    StartWorker | SendTask | ConcludeTask | ReportIncident | PutInQuarantine | AskPolicy | AnswerWorker | GiveUp
+    StartWorker
+    | SendTask
+    | ConcludeTask
+    | ReportIncident
+    | PutInQuarantine
+    | AskPolicy
+    | AnswerWorker
+    | StepOver
+    | GiveUp
 )
 
 

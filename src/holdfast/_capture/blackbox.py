@@ -12,13 +12,14 @@ Never   blocks; a worker that dies between two stores leaves a record that is st
 
 from __future__ import annotations
 
-import mmap
+import ctypes
 import time
 
 from holdfast.records import InHand, Stage
 
 SIZE = 45056
-_STAGE, _BATCH, _POSITION, _SINCE, _SLOWEST, _DONE, _PID, _COUNT = range(8)
+_STAGE, _BATCH, _POSITION, _SINCE, _SLOWEST, _DONE, _PID, _COUNT, _STAND_IN = range(9)
+_LAST_STAGE = max(Stage)
 _STATES = (12288, 28672)
 _STATE_ROOM = 16384 - 24
 
@@ -28,8 +29,8 @@ _NOTHING = -(1 << 62)
 class BlackBox:
     """Either side's view of the record."""
 
-    def __init__(self, mapped: mmap.mmap) -> None:
-        self._bytes = memoryview(mapped)
+    def __init__(self, mapped: ctypes.Array[ctypes.c_ubyte]) -> None:
+        self._bytes = memoryview(mapped).cast("B")
         self._words = self._bytes[:512].cast("q")
         self._heads = tuple(self._bytes[at : at + 16].cast("q") for at in _STATES)
         self._turn = 0
@@ -44,10 +45,15 @@ class BlackBox:
     def enter(self, stage: int, batch: int = -1, position: int = -1, count: int = 1) -> None:
         words = self._words
         words[_COUNT] = count
+        words[_STAND_IN] = -1
         words[_SINCE] = time.monotonic_ns()
         words[_POSITION] = position
         words[_BATCH] = batch
         words[_STAGE] = stage
+
+    def note_stand_in(self, index: object) -> None:
+        """What is in hand is not what the sampler drew."""
+        self._words[_STAND_IN] = index if isinstance(index, int) and 0 <= index < 1 << 62 else -1
 
     def fetch(self, position: int) -> None:
         """Note the sample that is now in hand; the one before it was healthy."""
@@ -93,8 +99,11 @@ class BlackBox:
     def in_hand(self, now_ns: int | None = None) -> InHand:
         words = self._words
         stage, batch, position, since = words[_STAGE], words[_BATCH], words[_POSITION], words[_SINCE]
+        if not 0 <= stage <= _LAST_STAGE:  # a wild write over the record: the worker is dead or dying of it
+            stage, batch, position = Stage.FETCHING_MANY, -1, -1
         seconds = ((time.monotonic_ns() if now_ns is None else now_ns) - since) / 1e9 if since else 0.0
-        return InHand(stage=Stage(stage), batch=batch, position=position, seconds=max(0.0, seconds))
+        stand_in = words[_STAND_IN]
+        return InHand(Stage(stage), batch, position, max(0.0, seconds), None if stand_in < 0 else stand_in)
 
     @property
     def count(self) -> int:

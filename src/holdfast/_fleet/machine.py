@@ -26,6 +26,8 @@ from holdfast.records import Action, Decision, Event, Incident, IncidentKind, Ou
 from holdfast.settings import FaultPolicy
 
 MOST_SUBSTITUTES = 8
+LEAST_STARTS = 3  # a worker that dies while it starts gets so many tries, whatever the policy
+MOST_SENT = 16  # tasks that wait at a worker; the rest waits here, where it costs no descriptor
 _WHOLE_BATCH_STAGES = (Stage.FETCHING_MANY, Stage.COLLATING, Stage.SENDING)
 _OWN_STAGES = (Stage.IDLE, Stage.LEAVING, Stage.WAITING, Stage.DELIVERING)  # no user code runs
 _START_STAGES = (Stage.STARTING, Stage.PREPARING, Stage.FORWARDING)
@@ -212,17 +214,22 @@ class Machine:
             batch=event.in_hand.batch,
             in_hand=event.in_hand,
             exit=event.exit,
+            hung=event.hung,
             stack=event.stack,
             action="replaced",
             attempts_allowed=self.policy.retries + 1,
         )
         stage = event.in_hand.stage
         head = self.tasks.get(slot.queue[0]) if slot.queue else None
-        in_hand = head is not None and head.seq == event.in_hand.batch
+        unreadable = stage in _WHOLE_BATCH_STAGES and event.in_hand.batch < 0  # its black box was overwritten
+        in_hand = head is not None and (head.seq == event.in_hand.batch or unreadable)
         if event.blameless or stage in _OWN_STAGES:
             self._do(r.ReportIncident(incident))
         elif stage in _START_STAGES or not started:
-            self._start_failed(slot, replace(incident, kind=IncidentKind.START if not event.hung else incident.kind))
+            if stage is Stage.FORWARDING:
+                self._do(r.ReportIncident(incident))  # as long as a stream is long: only the intensity limits these
+            else:
+                self._start_failed(slot, replace(incident, kind=IncidentKind.START))
         elif head is None or not in_hand:
             self._do(r.ReportIncident(incident))
         elif stage is Stage.FETCHING and 0 <= event.in_hand.position < head.size:
@@ -286,7 +293,9 @@ class Machine:
         slot.sent = 0
         if incident is None:
             incident = self._searched_incident(slot, task)
-        self._poison(slot, task, search.culprits, replace(incident, attempt=self.policy.retries + 1))
+        attempt = 1 + max(task.deaths.get(p, self.policy.retries) for p in search.culprits)
+        task.deaths.update(dict.fromkeys(search.culprits, attempt))
+        self._poison(slot, task, search.culprits, replace(incident, attempt=attempt))
         if slot.state != "empty":
             self._send_queued(slot)
 
@@ -316,8 +325,6 @@ class Machine:
         stuck = not task.skippable and not slot.can_skip and incident.in_hand.stage is Stage.FETCHING
         if decision is Decision.RETRY:
             self.retries += 1
-            for position in positions:
-                task.deaths[position] = self.policy.retries
             self._do(r.ReportIncident(replace(incident, action="replaced, sample tried again")))
             return
         if decision is Decision.REPLACE and not stuck:
@@ -327,11 +334,15 @@ class Machine:
         if decision is Decision.RAISE or stuck:
             incident = replace(incident, action="raised", stuck=stuck)
             self._do(r.ReportIncident(incident))
+            if not task.skippable and not stuck:
+                killers = positions if incident.in_hand.stage is Stage.FETCHING else ()
+                self._do(r.StepOver(slot.number, task.size, frozenset(task.excluded.union(killers))))
             self._conclude(slot, task, Outcome.ERRORED, incident)
             if stuck:
                 self._end_stream(slot)
             return
         if decision is Decision.REPLACE:
+            task.whole_deaths = 0
             for position in positions:
                 task.substitutes[position] = task.substitutes.get(position, 0) + 1
                 task.deaths.pop(position, None)
@@ -339,7 +350,7 @@ class Machine:
         else:
             task.excluded.update(positions)
             self._condemn(task, positions, replace(incident, action="left out"), False)
-        if not self.given_up and not task.live():
+        if not self.given_up and not task.live() and task.skippable:  # a stream's worker must step over them itself
             self._conclude(slot, task, Outcome.EMPTY)
 
     def _condemn(self, task: Task, positions: tuple[int, ...], incident: Incident, replaced: bool) -> None:
@@ -377,7 +388,10 @@ class Machine:
 
     def _start_failed(self, slot: Slot, incident: Incident) -> None:
         slot.failed_starts += 1
+        # An exception in worker_init_fn comes again; a kill from outside need not.
         allowed = self.policy.retries + 1
+        if incident.failure is None:
+            allowed = max(LEAST_STARTS, allowed)
         incident = replace(incident, attempt=slot.failed_starts, attempts_allowed=allowed, action="started again")
         if slot.failed_starts < allowed:
             self._do(r.ReportIncident(incident))
@@ -394,11 +408,11 @@ class Machine:
         self._send_queued(slot)
 
     def _send_queued(self, slot: Slot) -> None:
-        if slot.state == "empty":
-            return
-        while slot.sent < len(slot.queue):
+        if slot.state == "empty" or (slot.sent and self.tasks[slot.queue[0]].search is not None):
+            return  # nobody is there, or a search has its worker to itself
+        while slot.sent < min(len(slot.queue), MOST_SENT):
             task = self.tasks[slot.queue[slot.sent]]
-            if (task.search is not None and slot.sent > 0) or (self._questions and self._is_open(task)):
+            if self._questions and self._is_open(task):
                 return
             slot.sent += 1
             self._do(r.SendTask(slot.number, slot.incarnation, task.seq, task.plan()))

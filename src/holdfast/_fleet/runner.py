@@ -23,6 +23,7 @@ class Engine(Protocol):
     def start_worker(self, slot: int, incarnation: int) -> None: ...
     def send_task(self, slot: int, incarnation: int, seq: int, body: bytes, probe: bool) -> None: ...
     def answer(self, slot: int, incarnation: int, decision: Decision) -> None: ...
+    def step_over(self, slot: int, count: int, killers: frozenset[int]) -> None: ...
     def wait_ready(self, timeout_s: float | None) -> Any: ...
     def take_events(self, ready: Any) -> Sequence[tuple[Event, Any]]: ...
 
@@ -50,7 +51,7 @@ class Runner:
         self._door = door
         self._payloads: dict[int, Any] = {}
         self.concluded: dict[int, Concluded] = {}
-        self.arrived: deque[int] = deque()  # the order in which tasks were concluded
+        self.arrived: deque[int] | None = None  # the order in which tasks were concluded, for who wants it
         self.given_up: r.GiveUp | None = None
         # Set while news are acted on. When an interrupt leaves it set, something may have been read and lost.
         self.torn = False
@@ -92,7 +93,8 @@ class Runner:
                 incident = action.incident and self._door.explain(action.incident)
                 payload = self._payloads.pop(action.seq, None)
                 self.concluded[action.seq] = Concluded(action.outcome, payload, incident)
-                self.arrived.append(action.seq)
+                if self.arrived is not None:
+                    self.arrived.append(action.seq)
             elif kind is r.SendTask:
                 assert isinstance(action, r.SendTask)
                 body = self._door.encode(action.seq, action.plan)
@@ -110,6 +112,8 @@ class Runner:
             self._door.quarantine(action.seq, action.positions, self._door.explain(action.incident))
         elif isinstance(action, r.AnswerWorker):
             self._engine.answer(action.slot, action.incarnation, action.decision)
+        elif isinstance(action, r.StepOver):
+            self._engine.step_over(action.slot, action.count, action.killers)
         elif isinstance(action, r.AskPolicy):
             return self._machine.handle(r.DecisionMade(action.ticket, self._ask(action.incident)), time.monotonic())
         elif isinstance(action, r.GiveUp):

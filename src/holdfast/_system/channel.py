@@ -189,6 +189,10 @@ class Channel:
         start = 0
         while count - start >= HEADER_SIZE:
             size, kind, descriptors, flags, seq, extra = HEADER.unpack_from(view, start)
+            if size > INLINE_LIMIT or descriptors > len(self._descriptors) or not kind:
+                # No message of ours: somebody wrote to a descriptor that is not his.
+                self.torn = self.closed = self.drained = True
+                break
             end = start + HEADER_SIZE + size
             if end > count:
                 break

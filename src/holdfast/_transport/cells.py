@@ -13,6 +13,7 @@ worker's death drops its cells with it; those that a consumer still looks at liv
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import sys
@@ -40,7 +41,7 @@ class WorkerCell:
         self.size = size
         self.fd = memory.create(size, "holdfast-cell")
         self.map = memory.attach(self.fd, size)
-        self.array = np.frombuffer(self.map, np.uint8)
+        self.array = np.frombuffer(memoryview(self.map), np.uint8)
         self.address: Address = self.array.ctypes.data
 
 
@@ -186,7 +187,7 @@ class CellTable:
     """The trainer's side: the cells of one worker, mapped, and who looks at them."""
 
     def __init__(self) -> None:
-        self._maps: dict[int, mmap.mmap] = {}
+        self._maps: dict[int, ctypes.Array[ctypes.c_ubyte]] = {}
         self._leases: dict[int, weakref.ref[Any]] = {}
         # Finalizers run in whatever thread drops the last view; append and popleft are atomic.
         self._freed: deque[int] = deque()
@@ -202,7 +203,7 @@ class CellTable:
 
     def lease(self, number: int) -> npt.NDArray[np.uint8]:
         """The bytes of a cell; when the last view of this array is gone, the cell is free."""
-        root = np.frombuffer(self._maps[number], np.uint8)
+        root = np.frombuffer(memoryview(self._maps[number]), np.uint8)
         leases, freed = self._leases, self._freed
 
         def end(_: weakref.ref[Any]) -> None:

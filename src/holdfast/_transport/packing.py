@@ -57,6 +57,11 @@ class BatchPickler(pickle.Pickler):
         self._known[id(buffer)] = (cell, offset, size)
         return buffer
 
+    def forget(self) -> None:
+        self.storages.clear()
+        self._alive.clear()
+        self.clear_memo()
+
     def _place_buffer(self, buffer: pickle.PickleBuffer) -> bool:
         known = self._known.get(id(buffer))
         if known is None:
@@ -84,6 +89,9 @@ def pack(obj: Any, arena: Arena, side: wire.Side) -> Packed:
     file = io.BytesIO()
     pickler = BatchPickler(file, arena, _reducer())
     pickler.dump(obj)
+    # The pickler is a cycle through its own callback: what it holds must not wait for the collector, or the
+    # memory of this batch would pass for looked-at.
+    pickler.forget()
     parcel = wire.Parcel(
         made=[(cell.number, cell.size) for cell in arena.made],
         dropped=list(arena.dropped),

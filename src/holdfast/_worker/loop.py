@@ -39,6 +39,8 @@ class Restored:
     random_at_start: bytes | None = None  # random state when the epoch began, None: as seeded
     random_now: bytes | None = None  # random state after the last batch that arrived
     place: bytes | None = None  # where a stream stood after the last batch that arrived
+    dataset: bytes | None = None  # the dataset as it was when a later epoch began, where it had a state of its own
+    steps: tuple[tuple[int, frozenset[int]], ...] = ()  # batches to leave behind: samples, and those that kill
 
 
 class Job(Protocol):
@@ -48,6 +50,7 @@ class Job(Protocol):
 
     def prepare(self, desk: Desk, slot: int, restored: Restored) -> None: ...
     def begin_epoch(self, note: Any) -> None: ...
+    def keep_dataset(self) -> bytes: ...
     def run(self, seq: int, body: memoryview, probe: bool) -> None: ...
 
 
@@ -79,7 +82,6 @@ class Desk:
     def send_batch(self, seq: int, batch: Any) -> None:
         """Pack and send a finished batch; raises what pickling raises, with nothing sent."""
         packed = packing.pack(batch, self.arena, self._side())
-        self.box.enter(Stage.DELIVERING, seq)  # no user code from here on, and a full socket is no hang
         self._settle(seq)
         self._channel.send(Kind.RESULT, seq, packed.inline, packed.parts, packed.descriptors)
         self.arena.finish(packed.cells)
@@ -114,6 +116,8 @@ class Desk:
         return wire.Side(tuple(self.dealt_with), self.place)
 
     def _settle(self, seq: int) -> None:
+        self.box.finished()
+        self.box.enter(Stage.DELIVERING, seq)  # no user code from here on, and a full socket is no hang
         state = self.randomness.read()
         self.last_random = state
         self.box.keep_random_state(seq, state)
@@ -156,10 +160,11 @@ def main(channel: Channel, box_fd: int, stack_fd: int, load: Callable[[], Job], 
                 desk.place = None
                 box.forget_random_states()  # the trainer has them; batches are numbered anew
                 note = wire.load(frame.body)
+                kept = job.keep_dataset()  # before iter(dataset) changes it
                 if not _prepare(desk, channel, functools.partial(job.begin_epoch, note)):
                     return
                 desk.last_random = desk.randomness.read()
-                channel.send(Kind.EPOCH_BEGUN, frame.seq)
+                channel.send(Kind.EPOCH_BEGUN, frame.seq, parts=[kept])
     except EOFError:
         box.enter(Stage.LEAVING)
 
@@ -169,8 +174,9 @@ def _prepare(desk: Desk, channel: Channel, prepare: Callable[[], None]) -> bool:
     try:
         prepare()
     except Exception as error:
-        channel.send(Kind.UNPREPARED, 0, 0, [wire.dump(failures.capture(error, Stage.PREPARING))])
+        failure = failures.capture(error, Stage.PREPARING)
         desk.box.enter(Stage.LEAVING)
+        channel.send(Kind.UNPREPARED, 0, 0, [wire.dump(failure)])
         return False
     return True
 

@@ -19,7 +19,7 @@ from holdfast import errors
 from holdfast import records as r
 from holdfast._transport import wire
 from holdfast.loader import tasks
-from holdfast.loader.ledger import Ledger, StreamIndex
+from holdfast.loader.ledger import Ledger, StreamIndex, key_of
 from holdfast.loader.raising import rebuilt
 from holdfast.records import Decision, Failure, Incident, InHand, Plan
 from holdfast.settings import FaultPolicy, decision_of
@@ -48,6 +48,8 @@ class Door:
         self.pool: Any = None  # where replacements are drawn from
         self.seed = 0
         self._last: tuple[Incident, Incident] | None = None
+        self._candidates: dict[int, tuple[Any, ...]] = {}
+        self._substituted: dict[int, dict[int, Any]] = {}  # seq → position → what was sent in its place
 
     def draw(self, seq: int, index: Any) -> None:
         """Note what the sampler drew for a batch."""
@@ -56,6 +58,8 @@ class Door:
         self.drawn[seq] = index
         if type(self.pool) is list and len(self.pool) < _REMEMBERED_DRAWS:
             self.pool.extend(self._listed(index))
+        if self.pool and self._may_replace():
+            self._candidates[seq] = self._draw_candidates(seq, index)
 
     def size_of(self, seq: int) -> int:
         index = self.drawn[seq]
@@ -72,21 +76,40 @@ class Door:
         index = self.drawn[seq]
         if self.stream:
             return tasks.encode_stream(self.size_of(seq) if self.batched else -1, plan)
-        return tasks.encode_map(index, self.batched, plan, self._candidates(seq, index))
+        candidates = self._candidates.get(seq, ())
+        if plan.substitutes and candidates:
+            chosen = {p: candidates[(3 * p + nth) % len(candidates)] for p, nth in plan.substitutes.items()}
+            self._substituted[seq] = chosen
+            return tasks.encode_map(index, self.batched, plan, candidates, chosen)
+        return tasks.encode_map(index, self.batched, plan, candidates, {})
 
-    def _candidates(self, seq: int, index: Any) -> tuple[Any, ...]:
+    def begin_epoch(self, pool: Any) -> None:
+        self.drawn.clear()
+        self._candidates.clear()
+        self._substituted.clear()
+        self.pool = pool
+
+    def forget(self, seq: int) -> None:
+        """The batch is over."""
+        self.drawn.pop(seq, None)
+        if self._candidates:
+            self._candidates.pop(seq, None)
+            self._substituted.pop(seq, None)
+
+    def _may_replace(self) -> bool:
+        rules = (self.policy.on_error, self.policy.crash_rule)
+        return "replace" in rules or any(callable(rule) for rule in rules)
+
+    def _draw_candidates(self, seq: int, index: Any) -> tuple[Any, ...]:
         """Other samples that may take a bad one's place: the same ones in every run with the same seed."""
-        if self.policy.on_error == "raise" and self.policy.crash_rule == "raise":
-            return ()
-        if self.policy.on_error == "skip" and self.policy.crash_rule == "skip":
-            return ()
         pool = self.pool
+        own = {key_of(i) for i in self._listed(index)}
         draw = random.Random(f"{self.seed}/{self.ledger.epoch}/{seq}")
         quarantine = self.ledger.quarantine
         found: list[Any] = []
         for _ in range(4 * _CANDIDATES):
             candidate = pool[draw.randrange(len(pool))]
-            if not quarantine.is_deadly(candidate):
+            if not quarantine.is_deadly(candidate) and (key_of(candidate) not in own or len(own) == len(pool)):
                 found.append(candidate)
             if len(found) == _CANDIDATES:
                 break
@@ -122,8 +145,12 @@ class Door:
         index = self.drawn.get(incident.batch)
         if index is None:
             return ()
-        drawn = self._listed(index)
-        return tuple(drawn[p] for p in incident.positions if 0 <= p < len(drawn))
+        if len(incident.positions) == 1:
+            stand_in = incident.in_hand.stand_in if incident.failure is None else incident.failure.stand_in
+            if stand_in is not None:
+                return (stand_in,)
+        drawn = dict(enumerate(self._listed(index))) | self._substituted.get(incident.batch, {})
+        return tuple(drawn[p] for p in incident.positions if p in drawn)
 
     def _listed(self, index: Any) -> list[Any]:
         return list(index) if self.batched and hasattr(index, "__iter__") else [index]
@@ -144,7 +171,18 @@ class Door:
         """The user's word on an exception in this very process."""
         positions = (failure.position,) if failure.position >= 0 else ()
         hand = InHand(failure.stage, seq, failure.position)
-        raw = Incident(r.IncidentKind.EXCEPTION, 0, 1, -1, seq, hand, positions=positions, failure=failure)
+        raw = Incident(
+            r.IncidentKind.EXCEPTION,
+            0,
+            1,
+            -1,
+            seq,
+            hand,
+            positions=positions,
+            failure=failure,
+            attempt=failure.attempts,
+            attempts_allowed=self.policy.retries + 1,
+        )
         return self.decide(self.explain(raw))
 
 

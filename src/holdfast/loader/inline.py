@@ -11,6 +11,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data import dataloader as torch_loader
 from torch.utils.data._utils import pin_memory as torch_pin
 
@@ -81,6 +83,8 @@ class InlineEngine:
 
     def answer(self, slot: int, incarnation: int, decision: Decision) -> None: ...
 
+    def step_over(self, slot: int, count: int, killers: frozenset[int]) -> None: ...
+
     def wait_ready(self, timeout_s: float | None) -> Any: ...
 
     def take_events(self, ready: Any) -> Sequence[tuple[Event, Any]]:
@@ -116,7 +120,12 @@ class InlineEngine:
 
 class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
     def __init__(self, loader: Any) -> None:
-        torch_loader._SingleProcessDataLoaderIter.__init__(self, loader)
+        # Not _SingleProcessDataLoaderIter's: its fetcher would call iter(dataset), and the job does.
+        torch_loader._BaseDataLoaderIter.__init__(self, loader)
+        if self._timeout != 0:
+            raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
+        if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
+            torch.utils.data.graph_settings.apply_sharding(self._dataset, self._world_size, self._rank)
         stream = self._dataset_kind == torch_loader._DatasetKind.Iterable
         policy = loader._policy
         settings = JobSettings(
@@ -131,7 +140,6 @@ class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
             policy=policy.without_callables(),
             asks=callable(policy.on_error),
         )
-        self._dataset_fetcher = None  # its iterator would take samples of ours
         self._ledger = loader._ledger
         self._ledger.epoch += 1
         engine = InlineEngine(StreamJob(settings) if stream else MapJob(settings))
@@ -157,9 +165,8 @@ class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
             self._door.draw(seq, index)
             self._runner.tell(r.TaskSubmitted(seq, 0, self._door.size_of(seq), True, ()))
             self._runner.wait(0)
-            self._runner.arrived.clear()
             concluded = self._runner.concluded.pop(seq, None)
-            self._door.drawn.pop(seq, None)
+            self._door.forget(seq)
             if self._runner.problem is not None:
                 problem, self._runner.problem = self._runner.problem, None
                 raise problem

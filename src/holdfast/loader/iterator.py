@@ -17,6 +17,7 @@ import pickle
 import time
 import warnings
 import weakref
+from collections import deque
 from typing import Any, NoReturn
 
 import torch
@@ -60,6 +61,8 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         self._door = Door(self._ledger, self._policy, self._engine, stream=self._stream, batched=self._auto_collation)
         self._door.seed = int(self._base_seed)
         self._runner = Runner(self._engine, self._machine, self._door)
+        if not self._in_order:
+            self._runner.arrived = deque()
         try:
             self._engine.launch()
         except (TypeError, AttributeError, pickle.PicklingError):
@@ -112,13 +115,12 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         self._workers_status = [True] * self._num_workers
         self._workers_num_tasks = [0] * self._num_workers
         self._worker_queue_idx_cycle = itertools.cycle(range(self._num_workers))
-        self._door.drawn.clear()
-        self._door.pool = () if self._stream else replacement_pool(loader)
+        self._door.begin_epoch(() if self._stream else replacement_pool(loader))
         if not first_iter:
             self._engine.begin_epoch(self._ledger.epoch, self._shared_seed)
             self._runner.tell(r.EpochBegan(self._ledger.epoch))
             while not self._engine.epoch_begun and self._runner.given_up is None:
-                self._runner.wait(None)
+                self._wait()
         for _ in range(self._prefetch_factor * self._num_workers):
             self._try_put_index()
 
@@ -126,12 +128,13 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         """Have the workers finish what an unfinished epoch asked of them: as in torch, it uses random numbers."""
         self._check_owner()
         while self._machine.tasks and self._runner.given_up is None:
-            self._runner.wait(None)
+            self._wait()
         for concluded in self._runner.concluded.values():
             if concluded.payload is not None:
                 concluded.payload.discard()
         self._runner.concluded.clear()
-        self._runner.arrived.clear()
+        if self._runner.arrived is not None:
+            self._runner.arrived.clear()
 
     def _try_put_index(self) -> None:
         most = self._prefetch_factor * self._num_workers
@@ -173,18 +176,18 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
                 if self._workers_status[slot]:
                     self._workers_status[slot] = False
                     self._try_put_index()
-                self._door.drawn.pop(seq, None)
+                self._door.forget(seq)
                 continue
             self._workers_num_tasks[slot] -= 1
             self._try_put_index()
             if concluded.outcome is Outcome.DELIVERED:
                 data = concluded.payload.open()
                 self._ledger.delivered += 1
-                del self._door.drawn[seq]
+                self._door.forget(seq)
                 if self._pin_memory:
                     data = torch_pin.pin_memory(data, self._pin_memory_device)
                 return data
-            self._door.drawn.pop(seq, None)
+            self._door.forget(seq)
             if concluded.outcome is Outcome.EMPTY:
                 self._ledger.emptied += 1
                 continue
@@ -203,7 +206,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             if self._in_order:
                 if self._rcvd_idx in runner.concluded:
                     return self._rcvd_idx
-            elif runner.arrived:
+            elif runner.arrived:  # not in order
                 seq = runner.arrived.popleft()
                 if seq in runner.concluded:
                     return seq
@@ -218,9 +221,9 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         if self._timeout <= 0:
             self._runner.wait(None)
             return
-        known = len(self._runner.concluded)
+        known = (len(self._runner.concluded), self._engine.epoch_begun)
         deadline = time.monotonic() + self._timeout
-        while len(self._runner.concluded) == known and self._runner.given_up is None:
+        while (len(self._runner.concluded), self._engine.epoch_begun) == known and self._runner.given_up is None:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
@@ -256,7 +259,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
     @property
     def usable(self) -> bool:
         """Whether another epoch can begin with these workers."""
-        return not self._shutdown and not self._runner.torn
+        return not self._shutdown and not self._runner.torn and os.getpid() == self._owner
 
     def counts(self) -> tuple[int, int, int]:
         return self._machine.restarts, self._machine.retries, self._machine.replaced
@@ -280,7 +283,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         return tuple(rows)
 
     def _shutdown_workers(self) -> None:
-        if self._shutdown:
+        if self._shutdown or os.getpid() != self._owner:
             return
         self._shutdown = True
         self._ledger.restarts += self._machine.restarts
@@ -290,6 +293,5 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         self._finalizer()
 
     def __del__(self) -> None:
-        if getattr(self, "_shutdown", True) or os.getpid() != self._owner:
-            return
-        self._shutdown_workers()
+        if not getattr(self, "_shutdown", True):
+            self._shutdown_workers()

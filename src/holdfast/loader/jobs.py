@@ -21,8 +21,9 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data._utils import worker as torch_worker
 
 from holdfast._fleet.policy import pause_s
+from holdfast._transport import wire
 from holdfast._worker import failures
-from holdfast._worker.loop import Desk, Restored, TaskFailed
+from holdfast._worker.loop import Desk, Restored, StreamEnded, TaskFailed
 from holdfast.loader import collating, culprits, tasks
 from holdfast.records import Decision, Failure, Stage
 from holdfast.settings import FaultPolicy
@@ -76,6 +77,9 @@ class LoaderJob:
         collating.install(desk.arena)
         if settings.worker_init_fn is not None:
             settings.worker_init_fn(slot)
+        if restored.dataset is not None:
+            self.dataset = wire.load(restored.dataset)
+            torch_worker._worker_info = replace(torch_worker._worker_info, dataset=self.dataset)
         if restored.random_at_start is not None:
             desk.randomness.set(restored.random_at_start)
         else:
@@ -87,6 +91,10 @@ class LoaderJob:
     def begin_epoch(self, note: Any) -> None:
         self._seed_pipe(note)
         self.open(Restored(random_at_start=self.desk.randomness.read()))
+
+    def keep_dataset(self) -> bytes:
+        """What a replacement needs of the dataset's own state in a later epoch."""
+        return b""
 
     def open(self, restored: Restored) -> None:
         """Be ready for the first task of an epoch, or for the one after `restored.place`."""
@@ -104,10 +112,12 @@ class LoaderJob:
 
     # ------------------------------------------------------------ faults
 
-    def judge(self, error: Exception, seq: int, stage: Stage, position: int, ordinal: int = -1) -> Failure:
+    def judge(
+        self, error: Exception, seq: int, stage: Stage, position: int, ordinal: int = -1, stand_in: Any = None
+    ) -> Failure:
         """What is to be done about an exception; the answer is in `failure.decision`. Retrying waits here."""
         policy = self.settings.policy
-        failure = replace(failures.capture(error, stage, position), ordinal=ordinal)
+        failure = replace(failures.capture(error, stage, position), ordinal=ordinal, stand_in=stand_in)
         key = (seq, position)
         attempt = self._attempts[key] = self._attempts.get(key, 0) + 1
         failure = replace(failure, attempts=attempt)
@@ -169,6 +179,7 @@ class LoaderJob:
         try:
             box.enter(stage, seq, count=max(1, len(samples)))
             batch = self.collate_fn(data)
+            box.finished()
             stage = Stage.SENDING
             box.enter(stage, seq)
             self.collated(seq, probe)
@@ -179,6 +190,8 @@ class LoaderJob:
             return None
         except Exception as error:
             self.desk.arena.begin()
+            if isinstance(error, StopIteration) and ordinal >= 0 and self.settings.policy.on_error == "raise":
+                raise StreamEnded from None  # as in torch, where a stream's collate function may end it
             failure = self.judge(error, seq, stage, -1, ordinal)
         if failure.decision is Decision.RETRY:
             self.desk.rewind()
@@ -189,6 +202,8 @@ class LoaderJob:
 
 class MapJob(LoaderJob):
     """Map-style datasets: a task names its samples."""
+
+    _stand_ins: dict[int, Any]  # positions of this batch that candidates have taken
 
     def open(self, restored: Restored) -> None:
         many = getattr(self.dataset, "__getitems__", None) if self.settings.batched else None
@@ -203,6 +218,7 @@ class MapJob(LoaderJob):
             self.desk.send_empty(seq)
             return
         live = dict(task.live)
+        self._stand_ins = {}
         candidates = list(task.candidates)
         samples: dict[int, Any] = {}
         whole: Any = task.whole if self._get_many else None
@@ -254,6 +270,8 @@ class MapJob(LoaderJob):
         while len(samples) < len(live):
             for position in [p for p in live if p not in samples]:
                 box.enter(Stage.FETCHING, seq)
+                if position in self._stand_ins:
+                    box.note_stand_in(live[position])
                 fetch(position)
                 try:
                     samples[position] = dataset[live[position]]
@@ -274,6 +292,7 @@ class MapJob(LoaderJob):
             wanted = whole if whole is not None and len(missing) == len(live) else [live[p] for p in missing]
             try:
                 got = self._get_many(wanted)
+                self.desk.box.finished()
                 if whole is not None or len(missing) == len(live):
                     if not hasattr(got, "__len__") or len(got) != len(missing):
                         samples.update(dict.fromkeys(missing))
@@ -303,7 +322,7 @@ class MapJob(LoaderJob):
         samples: dict[int, Any],
         candidates: list[Any],
     ) -> None:
-        failure = self.judge(error, seq, Stage.FETCHING, position)
+        failure = self.judge(error, seq, Stage.FETCHING, position, stand_in=self._stand_ins.get(position))
         if failure.decision is Decision.RETRY:
             self.desk.rewind()
             raise Again from None
@@ -318,13 +337,13 @@ class MapJob(LoaderJob):
         candidates: list[Any],
     ) -> None:
         """Leave these samples out, or put candidates in their place."""
-        self.settle(failure, positions)
         for position in positions:
+            self.settle(replace(failure, stand_in=self._stand_ins.get(position)), (position,))
             samples.pop(position, None)
             if failure.decision is not Decision.REPLACE:
                 live.pop(position, None)
             elif candidates:
-                live[position] = candidates.pop(0)
+                live[position] = self._stand_ins[position] = candidates.pop(0)
             else:
                 raise TaskFailed(replace(failure, decision=Decision.RAISE, culprits=positions))
 

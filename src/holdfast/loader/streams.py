@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import io
 import logging
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from holdfast._transport import wire
+from holdfast._worker import failures
 from holdfast._worker.loop import Restored, StreamEnded, TaskFailed
 from holdfast.loader import tasks
 from holdfast.loader.jobs import Again, JobSettings, LoaderJob
@@ -29,6 +32,19 @@ log = logging.getLogger("holdfast")
 
 # A snapshot is taken when the time since the last one is this many times what one costs.
 _SNAPSHOT_EVERY = 20
+
+
+# A dataset larger than this is not kept for the sake of its own state at each epoch of persistent workers.
+_LARGEST_KEPT = 1 << 20
+
+
+class _Small(io.BytesIO):
+    """A file that refuses to become large."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > _LARGEST_KEPT:
+            raise OverflowError(f"larger than {_LARGEST_KEPT} bytes")
+        return super().write(data)
 
 
 class Base(NamedTuple):
@@ -90,6 +106,8 @@ class StreamJob(LoaderJob):
             for _ in range(times):
                 self._forward(size)
         self._forward(place.taken - self._taken)
+        for count, killers in restored.steps:
+            self._step_over(count, killers)
         self._batch_begun = self._taken
 
     def _iterator_at(self, base: Base) -> Any:
@@ -117,13 +135,30 @@ class StreamJob(LoaderJob):
                     samples.append(next(self._iterator))
                 except StopIteration:
                     self._ended = True
-                except Exception:  # it failed the first time too, and was dealt with then
-                    pass
+                except Exception as error:  # it failed the first time too, and was dealt with then
+                    self._note_broken(failures.capture(error, Stage.FETCHING))
             self._taken += 1
         if samples and self._collate_draws:
             with contextlib.suppress(Exception):  # likewise
                 self.collate_fn(samples if self.settings.batched else samples[0])
             self.desk.arena.begin()
+
+    def _step_over(self, count: int, killers: frozenset[int]) -> None:
+        """Leave a batch behind that was raised as an error in the trainer."""
+        begun = self._taken
+        if self.can_skip:
+            self._stepped_over.extend(begun + position for position in killers)
+        self._forward(count)
+        self._batches.append([self._taken - begun, 1])
+
+    def keep_dataset(self) -> bytes:
+        file = _Small()
+        try:
+            pickle.Pickler(file, 5).dump(self.dataset)
+        except Exception as error:  # it cannot be kept: that is only of interest if this worker dies, and is said here
+            log.info("worker %d: the dataset's state at this epoch's start cannot be kept: %r", self.slot, error)
+            return b""
+        return file.getvalue()
 
     def _skip_one(self) -> None:
         self._iterator.skip(1)
@@ -225,18 +260,22 @@ class StreamJob(LoaderJob):
         if failure.decision is Decision.RETRY:
             raise Again from None
         self.settle(failure, (position,))
-        if inspect.isgenerator(self._iterator) and self._iterator.gi_frame is None:
-            # Python ends a generator with its first error: the rest of this stream cannot be reached. That
-            # must not pass for its end.
-            said = (
-                f"{failure.message}\n(the dataset's iterator is a generator, which Python ends with its first error: "
-                f"the rest of worker {self.slot}'s stream cannot be reached. Write it as a class with __next__, "
-                "or catch the error inside the generator.)"
-            )
-            self._broken = replace(
-                failure, message=said, decision=Decision.RAISE, traceback=f"{failure.traceback}\n{said}"
-            )
+        self._note_broken(failure)
         return failure
+
+    def _note_broken(self, failure: Failure) -> None:
+        """Python ends a generator with its first error: the rest of the stream cannot be reached. That must not pass
+        for its end.
+        """
+        if not (inspect.isgenerator(self._iterator) and self._iterator.gi_frame is None):
+            return
+        said = (
+            f"{failure.message}\n(the dataset's iterator is a generator, which Python ends with its first error: "
+            f"the rest of worker {self.slot}'s stream cannot be reached. Write it as a class with __next__, "
+            "or catch the error inside the generator.)"
+        )
+        told = f"{failure.traceback}\n{said}"
+        self._broken = replace(failure, message=said, decision=Decision.RAISE, traceback=told)
 
     def _back_to(self, taken: int) -> None:
         """Before a retry: a fresh iterator, brought to where this batch began."""

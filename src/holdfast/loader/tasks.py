@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,9 @@ class StreamTask:
     probe: tuple[int, ...] | None = None
 
 
-def encode_map(index: Any, batched: bool, plan: Plan, candidates: Sequence[Any]) -> bytes:
+def encode_map(
+    index: Any, batched: bool, plan: Plan, candidates: Sequence[Any], substituted: Mapping[int, Any]
+) -> bytes:
     if plan is WHOLE and not candidates:
         if batched and type(index) is list and set(map(type, index)) == {int}:
             try:
@@ -47,9 +49,7 @@ def encode_map(index: Any, batched: bool, plan: Plan, candidates: Sequence[Any])
         return _OBJECTS + pickle.dumps((index, batched), 5)
     indices = list(index) if batched else [index]
     live = {p: i for p, i in enumerate(indices) if p not in plan.excluded}
-    for position, nth in plan.substitutes.items():
-        if candidates and position in live:
-            live[position] = candidates[(3 * position + nth) % len(candidates)]
+    live.update({p: i for p, i in substituted.items() if p in live})
     if plan.probe is not None:
         live = {p: i for p, i in live.items() if p in plan.probe}
     return _PLANNED + pickle.dumps((live, tuple(reversed(candidates)), index if plan is WHOLE else None), 5)

@@ -14,7 +14,9 @@ import atexit
 import contextlib
 import errno
 import os
+import pickle
 import select
+import struct
 import time
 import weakref
 from collections.abc import Sequence
@@ -72,6 +74,14 @@ class Memory:
     place: bytes | None = None
     random_at_start: bytes | None = None
     random_now: bytes | None = None
+    dataset: bytes | None = None
+    steps: tuple[tuple[int, frozenset[int]], ...] = ()
+
+    def arrived(self, seq: int, place: bytes | None) -> None:
+        """A batch has arrived: this is where its slot stands now."""
+        self.last_seq = seq
+        if place is not None:
+            self.place, self.steps = place, ()
 
 
 @dataclass
@@ -181,7 +191,15 @@ class LocalEngine:
             control.send(Kind.FORK, slot, incarnation, descriptors=(theirs.fileno(), box_fd, stack_fd))
             on_error.pop_all()
         kept = self._memories[slot]
-        restored = loop.Restored(self._epoch, self._epoch_note, kept.random_at_start, kept.random_now, kept.place)
+        restored = loop.Restored(
+            self._epoch,
+            self._epoch_note,
+            kept.random_at_start,
+            kept.random_now,
+            kept.place,
+            kept.dataset,
+            kept.steps,
+        )
         channel.send(Kind.RESTORE, parts=[wire.dump(restored)])
         self._workers[slot] = worker
         self._by_fd[channel.fileno()] = worker
@@ -201,6 +219,10 @@ class LocalEngine:
         if worker is not None:
             worker.channel.send(Kind.ANSWER, parts=[decision.value.encode()])
 
+    def step_over(self, slot: int, count: int, killers: frozenset[int]) -> None:
+        kept = self._memories[slot]
+        kept.steps = (*kept.steps, (count, killers))
+
     def begin_epoch(self, epoch: int, note: Any) -> None:
         """Have the living workers begin another epoch, and those to come begin with it."""
         self._epoch, self._epoch_note = epoch, note
@@ -210,7 +232,8 @@ class LocalEngine:
             if kept.random_now is not None:
                 kept.random_at_start = kept.random_now
             # Not yet: iter(dataset) may draw before the first batch of this epoch arrives.
-            kept.random_now = kept.place = kept.last_seq = None
+            kept.random_now = kept.place = kept.last_seq = kept.dataset = None
+            kept.steps = ()
             if worker is not None and worker.status is None:
                 self._epoch_open.add(slot)
                 worker.channel.send(Kind.EPOCH, epoch, parts=[wire.dump(note)])
@@ -258,8 +281,7 @@ class LocalEngine:
         return news
 
     def _read_worker(self, worker: Worker, news: list[News]) -> None:
-        for frame in worker.channel.receive():
-            self._take_frame(worker, frame, news)
+        self._receive(worker, news)
         if worker.channel.closed and worker.registered:
             self._poller.unregister(worker.channel.fileno())
             worker.registered = False
@@ -267,15 +289,22 @@ class LocalEngine:
             if worker.channel.torn and self._control is not None and worker.pid > 0:
                 self._control.send(Kind.KILL, worker.pid)
 
+    def _receive(self, worker: Worker, news: list[News]) -> None:
+        for frame in worker.channel.receive():
+            try:
+                self._take_frame(worker, frame, news)
+            except (pickle.UnpicklingError, struct.error, ValueError, KeyError, EOFError, OSError):
+                # Bytes that no worker of ours sends, or a cell that cannot be mapped: this worker is lost.
+                worker.channel.torn = worker.channel.closed = worker.channel.drained = True
+                return
+
     def _take_frame(self, worker: Worker, frame: Frame, news: list[News]) -> None:
         slot, incarnation, kept = worker.slot, worker.incarnation, self._memories[worker.slot]
         kind = frame.kind
         if kind == Kind.RESULT:
             result = Result(frame, worker.table)
             side = result.side
-            kept.last_seq = frame.seq
-            if side.place is not None:
-                kept.place = side.place
+            kept.arrived(frame.seq, side.place)
             news.append((r.TaskFinished(slot, incarnation, frame.seq, side.failures), result))
         elif kind == Kind.READY:
             news.append((r.WorkerReady(slot, incarnation, bool(frame.extra)), None))
@@ -283,14 +312,14 @@ class LocalEngine:
             news.append((r.TaskFinished(slot, incarnation, frame.seq), None))
         elif kind in (Kind.EMPTY, Kind.ENDED):
             side = wire.load(frame.body)
-            kept.last_seq, kept.place = frame.seq, side.place or kept.place
+            kept.arrived(frame.seq, side.place)
             event = r.TaskFinished(
                 slot, incarnation, frame.seq, side.failures, empty=kind == Kind.EMPTY, ended=kind == Kind.ENDED
             )
             news.append((event, None))
         elif kind == Kind.ERROR:
             failure, side = wire.load(frame.body)
-            kept.last_seq, kept.place = frame.seq, side.place or kept.place
+            kept.arrived(frame.seq, side.place)
             news.append((r.TaskErrored(slot, incarnation, frame.seq, failure, side.failures, bool(frame.extra)), None))
         elif kind == Kind.ASK:
             news.append((r.DecisionAsked(slot, incarnation, worker.pid, frame.seq, wire.load(frame.body)), None))
@@ -298,6 +327,7 @@ class LocalEngine:
             worker.unprepared = wire.load(frame.body)
         elif kind == Kind.EPOCH_BEGUN:
             self._epoch_open.discard(slot)
+            kept.dataset = bytes(frame.body) or None
 
     def _read_control(self, news: list[News]) -> None:
         control = self._control
@@ -353,8 +383,7 @@ class LocalEngine:
                 continue
             worker.channel.drained = worker.channel.closed
             while not worker.channel.drained:
-                for frame in worker.channel.receive():
-                    self._take_frame(worker, frame, news)
+                self._receive(worker, news)
             self._unregister(worker)
             if worker.unprepared is not None:
                 news.append((r.PreparationFailed(slot, worker.incarnation, worker.pid, worker.unprepared), None))
@@ -435,7 +464,7 @@ class LocalEngine:
             killed = self._put_zygote_away(grace_s + 2.5) != 0
         if killed:
             for pid in pids:
-                if processes.parent_of(pid) in (self._zygote_pid, 1):
+                if processes.parent_of(pid) in (self._zygote_pid, 1, -1):  # -1: gone, but its group may not be
                     processes.kill_group(pid)
         self._poller.close()
 

@@ -45,6 +45,10 @@ class Payload:
             "shareable": not pickler.runs_user_code,
         }
 
+    @property
+    def is_pickled(self) -> bool:
+        return self._pickled is not None
+
     def warm(self) -> None:
         """In the zygote: load what workers may share, and import what they need, once for all."""
         if self._pickled is None:

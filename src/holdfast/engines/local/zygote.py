@@ -17,8 +17,9 @@ import os
 import select
 import signal
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +68,9 @@ def main(sock: socket.socket, payload: Payload, entry: Entry, settings: WatchSet
     signal.signal(signal.SIGTERM, lambda *_: None)
     channel = Channel(sock, blocking=True, owned=True)
     try:
-        payload.warm()
+        if payload.is_pickled:
+            with _leaving_with(sock):
+                payload.warm()
     except BaseException as error:
         channel.send(Kind.UNLOADABLE, 0, 0, [wire.dump(failures.capture(error, Stage.STARTING))])
         os._exit(1)
@@ -75,6 +78,28 @@ def main(sock: socket.socket, payload: Payload, entry: Entry, settings: WatchSet
     gc.freeze()
     Zygote(channel, payload, entry, settings, (woken, wake)).serve()
     os._exit(0)
+
+
+@contextlib.contextmanager
+def _leaving_with(sock: socket.socket) -> Iterator[None]:
+    """While the user's imports run: leave at once if the trainer hangs up. Joined before anything is forked."""
+    done = os.eventfd(0)
+
+    def watch() -> None:
+        poller = select.poll()
+        poller.register(sock.fileno(), 0)  # only that it was hung up
+        poller.register(done, select.POLLIN)
+        if any(fd != done for fd, _ in poller.poll()):
+            os._exit(1)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        os.eventfd_write(done, 1)
+        thread.join()
+        os.close(done)
 
 
 class Zygote:
@@ -90,6 +115,7 @@ class Zygote:
         self._poller = select.poll()
         self._poller.register(channel.fileno(), select.POLLIN)
         self._wake = wake
+        self._slowest_s = 0.0
         self._poller.register(wake[0], select.POLLIN)
 
     def serve(self) -> None:
@@ -166,6 +192,7 @@ class Zygote:
             )
             # The same steps that multiprocessing takes in its own children: fresh registries,
             # closed stdin, sys.exit as exit code, flushed streams.
+            process._parent_pid = os.getppid()  # type: ignore[attr-defined]
             code = process._bootstrap(parent_sentinel=None)  # type: ignore[attr-defined]
         finally:
             os._exit(code)
@@ -229,7 +256,7 @@ class Zygote:
     def _watch(self) -> None:
         if self._settings.sample_timeout is None:
             return
-        slowest = max((child.box.slowest_s for child in self._children.values()), default=0.0)
+        slowest = self._slowest_s = max(self._slowest_s, *(c.box.slowest_s for c in self._children.values()), 0.0)
         for child in self._children.values():
             if child.condemned:
                 continue
