@@ -7,11 +7,14 @@ Never   torch: the loader's errors are RuntimeErrors, as torch's are.
 
 from __future__ import annotations
 
+import os
 import signal as _signal
 from collections import Counter
 from collections.abc import Sequence
 
 from holdfast.records import Incident, IncidentKind, first_line
+
+_OWN_FOLDER = os.path.dirname(__file__)
 
 
 class HoldfastError(Exception):
@@ -110,27 +113,34 @@ def _cause(incident: Incident) -> str:
 def _task(incident: Incident) -> str:
     deaths = f"{incident.attempt} of {incident.attempts_allowed}"
     seconds = f", {incident.seconds_in_hand:.1f} s in hand" if incident.seconds_in_hand >= 0.1 else ""
-    return f"batch {incident.batch} of epoch {incident.epoch}; {_it(incident)} has now cost {deaths} workers{seconds}"
+    have = "has" if len(incident.indices) == 1 else "have"
+    return (
+        f"batch {incident.batch} of epoch {incident.epoch}; {_it(incident)} {have} now cost {deaths} workers{seconds}"
+    )
 
 
 def python_line(stack: str, depth: int = 3) -> str:
     """«dataset.py:88 decode ← dataset.py:61 __getitem__» from what faulthandler wrote."""
     frames: list[str] = []
-    current = False
+    for line in _dying_thread(stack):
+        path, _, rest = line[6:].partition('", line ')
+        number, _, function = rest.partition(" in ")
+        if os.path.dirname(path).startswith(_OWN_FOLDER):
+            break
+        frames.append(f"{os.path.basename(path)}:{number} {function}")
+    return "  ←  ".join(frames[:depth])
+
+
+def _dying_thread(stack: str) -> list[str]:
+    """The frames of the thread that died; of the main thread, which comes last, where none is marked."""
+    threads: list[tuple[str, list[str]]] = []
     for line in stack.splitlines():
         if "(most recent call first)" in line:
-            if frames:
-                break
-            current = line.startswith("Current thread") or not frames
-            continue
-        text = line.strip()
-        if current and text.startswith('File "'):
-            path, _, rest = text[6:].partition('", line ')
-            number, _, function = rest.partition(" in ")
-            if "/holdfast/" in path:
-                break
-            frames.append(f"{path.rsplit('/', 1)[-1]}:{number} {function}")
-    return "  ←  ".join(frames[:depth])
+            threads.append((line, []))
+        elif threads and line.strip().startswith('File "'):
+            threads[-1][1].append(line.strip())
+    marked = [frames for header, frames in threads if header.startswith("Current thread")]
+    return marked[-1] if marked else (threads[-1][1] if threads else [])
 
 
 def start_error(incident: Incident, attempts: int) -> WorkerStartError:
@@ -167,10 +177,10 @@ def limit_message(text: str, incidents: Sequence[Incident], remedy: str) -> str:
     lines = [text, ""]
     for cause, count in causes.most_common(6):
         examples = [i.sample for i in incidents if _short_cause(i) == cause and i.indices]
-        named = list(dict.fromkeys(examples))[:5]
+        named = list(dict.fromkeys(examples))
         lines.append(
             f"  {count:>5} ×  {cause}"
-            + (f"  ({', '.join(named)}{', …' if len(examples) > 5 else ''})" if named else "")
+            + (f"  ({', '.join(named[:5])}{', …' if len(named) > 5 else ''})" if named else "")
         )
     if len(causes) > 6:
         lines.append(f"          and {len(causes) - 6} more causes")

@@ -119,7 +119,7 @@ class Machine:
             return
         slot.state = "ready"
         slot.failed_starts = 0
-        if task.search is not None:
+        if task.search is not None and not event.ended:
             self._search_on(slot, task, survived=True)
             return
         if event.failures:

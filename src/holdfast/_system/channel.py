@@ -115,7 +115,10 @@ class Channel:
         if sent < total:
             rest = b"".join(parts)[sent:]
             if self._blocking:
-                self._socket.sendall(rest)
+                try:
+                    self._socket.sendall(rest)
+                except (BrokenPipeError, ConnectionResetError):
+                    self._broken = True
             else:
                 self._outbox.append((rest, ()))
 

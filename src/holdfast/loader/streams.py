@@ -83,6 +83,7 @@ class StreamJob(LoaderJob):
         self._batches: list[list[int]] = []  # since the base: [samples taken, how many such batches in a row]
         self._batch_begun = 0  # as the place has it
         self._begun = 0  # samples taken before the batch in hand
+        self._at_begin = Place()
         self._collate_draws = False
         self._random_before = b""
         self._snapshot_at = 0.0
@@ -167,7 +168,7 @@ class StreamJob(LoaderJob):
 
     def run(self, seq: int, body: memoryview, probe: bool) -> None:
         if self._told_end:
-            return
+            raise StreamEnded
         self.before_task(seq, probe)
         if self._broken is not None:
             self._told_end = True
@@ -175,12 +176,13 @@ class StreamJob(LoaderJob):
         task = tasks.decode_stream(body)
         if self._held is None or self._held[0] != seq:
             self._begun = self._taken
+            self._at_begin = self._place()
         while True:
             try:
                 self._run(seq, task, probe)
                 return
             except Again:
-                self._back_to(self._begun)
+                self._back_to_begin()
             except TaskFailed:
                 self._note_place()
                 raise
@@ -277,9 +279,9 @@ class StreamJob(LoaderJob):
         told = f"{failure.traceback}\n{said}"
         self._broken = replace(failure, message=said, decision=Decision.RAISE, traceback=told)
 
-    def _back_to(self, taken: int) -> None:
+    def _back_to_begin(self) -> None:
         """Before a retry: a fresh iterator, brought to where this batch began."""
-        place = wire.dump(tuple(self._place()._replace(taken=taken)))
+        place = wire.dump(tuple(self._at_begin))
         restored = self._restored
         if restored.random_at_start is not None:
             self.desk.randomness.set(restored.random_at_start)
@@ -296,6 +298,10 @@ class StreamJob(LoaderJob):
         if self.desk.randomness.read() != self._random_before:
             self._collate_draws = True
         if not probe:
+            # Once more from where the batch began, when it is collated again because it could not be sent.
+            self._base = self._at_begin.base
+            self._batches = [list(run) for run in self._at_begin.batches]
+            self._batch_begun = self._begun
             self._note_place()
 
     def _note_place(self) -> None:

@@ -47,10 +47,15 @@ def judge(
     before: Activity | None,
     now: Activity | None,
 ) -> Judgement:
-    """`before`: what its threads did when it was suspected; None while it is not."""
+    """`before`: what its threads did when it was suspected; `now`: what they do, None as long as nobody looked."""
     timeout = settings.sample_timeout
-    if timeout is None or in_hand.stage in _OWN_CODE:
+    if timeout is None:
         return Judgement.HEALTHY
+    if in_hand.stage in _OWN_CODE:  # it waits for us, unless it is stopped
+        late = in_hand.seconds > (settings.floor_s if timeout == "auto" else timeout)
+        if not late or (now is not None and not now.stopped):
+            return Judgement.HEALTHY
+        return Judgement.SUSPECTED if now is None else Judgement.CONDEMNED
     if timeout != "auto" and in_hand.stage in _SAMPLES:
         return Judgement.CONDEMNED if in_hand.seconds > timeout * count else Judgement.HEALTHY
     suspect_s = max(settings.floor_s, SUSPECT_FACTOR * slowest_s)

@@ -215,7 +215,9 @@ class Zygote:
             child = self._children.pop(pid, None)
             if child is not None:
                 self._forget(child)
-                report = (child.slot, child.incarnation, status, child.condemned, child.seconds)
+                # It hung only if our SIGKILL is what ended it: it may have been dead already.
+                hung = child.condemned and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+                report = (child.slot, child.incarnation, status, hung, child.seconds)
                 self._channel.send(Kind.EXITED, pid, 0, [wire.dump(report)])
 
     def _forget(self, child: Child) -> None:
@@ -275,7 +277,7 @@ class Zygote:
                     stack = stacks.read(child.stack_fd)
                     body = wire.dump((child.incarnation, in_hand, stack))
                     self._channel.send(Kind.SUSPECTED, child.pid, child.slot, [body])
-            if judgement is Judgement.CONDEMNED:
+            if judgement is Judgement.CONDEMNED and not _has_ended(child.handle):
                 child.condemned = True
                 child.seconds = in_hand.seconds
                 self._wait_stack(child)
@@ -283,7 +285,10 @@ class Zygote:
                 processes.kill(child.pid)
 
     def _wait_stack(self, child: Child) -> None:
-        """Have the worker write its stacks; a stopped one cannot, and is not waited for long."""
+        """Have the worker write its stacks; a stopped one cannot, and is not waited for."""
+        activity = processes.activity(child.pid)
+        if activity is None or activity.stopped:
+            return
         before = os.fstat(child.stack_fd).st_size
         stacks.ask(child.pid)
         deadline = time.monotonic() + _STACK_WAIT_S
@@ -294,3 +299,9 @@ class Zygote:
                 return
             last = size
             time.sleep(0.005)
+
+
+def _has_ended(handle: int) -> bool:
+    poller = select.poll()
+    poller.register(handle, select.POLLIN)
+    return bool(poller.poll(0))
