@@ -373,6 +373,9 @@ Event: TypeAlias = (
 # ---------------------------------------------------------------- actions
 
 
+MOST_SUBSTITUTES = 8  # replacements that are tried in one place before the fault is raised
+
+
 @dataclass(frozen=True)
 class Plan:
     """How a batch differs from what the sampler drew, after what its samples did."""

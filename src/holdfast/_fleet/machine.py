@@ -19,16 +19,15 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast import records as r
+from holdfast._fleet import incidents
 from holdfast._fleet.halving import Halving
 from holdfast._fleet.policy import Intensity, too_many_bad
 from holdfast._fleet.state import Question, Slot, Task
 from holdfast.records import Action, Decision, Event, Incident, IncidentKind, Outcome, Stage
 from holdfast.settings import FaultPolicy
 
-MOST_SUBSTITUTES = 8
 LEAST_STARTS = 3  # a worker that dies while it starts gets so many tries, whatever the policy
 MOST_SENT = 16  # tasks that wait at a worker; the rest waits here, where it costs no descriptor
-_WHOLE_BATCH_STAGES = (Stage.FETCHING_MANY, Stage.COLLATING, Stage.SENDING)
 _OWN_STAGES = (Stage.IDLE, Stage.LEAVING, Stage.WAITING, Stage.DELIVERING)  # no user code runs
 _START_STAGES = (Stage.STARTING, Stage.PREPARING, Stage.FORWARDING)
 
@@ -162,22 +161,7 @@ class Machine:
             self._condemn(task, incident.positions, incident, decision is Decision.REPLACE)
 
     def _failure_incident(self, slot: Slot, task: Task, failure: r.Failure, action: str) -> Incident:
-        positions = failure.culprits or ((failure.position,) if failure.position >= 0 else ())
-        if not positions and failure.stage in _WHOLE_BATCH_STAGES:
-            positions = task.live()
-        return Incident(
-            kind=IncidentKind.EXCEPTION,
-            slot=slot.number,
-            incarnation=slot.incarnation,
-            pid=-1,
-            batch=task.seq,
-            in_hand=r.InHand(failure.stage, task.seq, failure.position),
-            positions=positions,
-            failure=failure,
-            action=action,
-            attempt=failure.attempts,
-            attempts_allowed=self.policy.retries + 1,
-        )
+        return incidents.of_failure(slot, task, failure, action, self.policy.retries + 1)
 
     def _conclude(self, slot: Slot, task: Task, outcome: Outcome, incident: Incident | None = None) -> None:
         if slot.queue.index(task.seq) < slot.sent:
@@ -206,22 +190,10 @@ class Machine:
         slot.state = "empty"
         if slot.retired:
             return
-        incident = Incident(
-            kind=IncidentKind.HANG if event.hung else IncidentKind.CRASH,
-            slot=slot.number,
-            incarnation=event.incarnation,
-            pid=event.pid,
-            batch=event.in_hand.batch,
-            in_hand=event.in_hand,
-            exit=event.exit,
-            hung=event.hung,
-            stack=event.stack,
-            action="replaced",
-            attempts_allowed=self.policy.retries + 1,
-        )
+        incident = incidents.of_death(event, self.policy.retries + 1)
         stage = event.in_hand.stage
         head = self.tasks.get(slot.queue[0]) if slot.queue else None
-        unreadable = stage in _WHOLE_BATCH_STAGES and event.in_hand.batch < 0  # its black box was overwritten
+        unreadable = stage in incidents.WHOLE_BATCH_STAGES and event.in_hand.batch < 0  # its black box was overwritten
         in_hand = head is not None and (head.seq == event.in_hand.batch or unreadable)
         if event.blameless or stage in _OWN_STAGES:
             self._do(r.ReportIncident(incident))
@@ -232,7 +204,7 @@ class Machine:
                 self._start_failed(slot, replace(incident, kind=IncidentKind.START))
         elif head is None or not in_hand:
             self._do(r.ReportIncident(incident))
-        elif stage is Stage.FETCHING and 0 <= event.in_hand.position < head.size:
+        elif stage is Stage.FETCHING and head.has(event.in_hand.position):
             self._died_at(slot, head, event.in_hand.position, incident)
         else:
             self._died_with(slot, head, incident)
@@ -274,11 +246,12 @@ class Machine:
             self.retries += 1
             self._do(r.ReportIncident(replace(incident, action="replaced, batch tried again")))
             return
-        if len(live) <= 1:
+        suspects = task.suspects()
+        if len(suspects) <= 1:
             self._poison(slot, task, live, incident)
             return
         self._do(r.ReportIncident(replace(incident, action="searched by halving")))
-        task.search = Halving(live)
+        task.search = Halving(suspects)
 
     def _search_on(self, slot: Slot, task: Task, *, survived: bool, incident: Incident | None = None) -> None:
         assert task.search is not None
@@ -288,27 +261,17 @@ class Machine:
             slot.sent = 0
             self._send_queued(slot)
             return
+        culprits = search.culprits if len(search.culprits) == 1 else task.live()
         task.search = None
         task.whole_deaths = 0
         slot.sent = 0
         if incident is None:
-            incident = self._searched_incident(slot, task)
-        attempt = 1 + max(task.deaths.get(p, self.policy.retries) for p in search.culprits)
-        task.deaths.update(dict.fromkeys(search.culprits, attempt))
-        self._poison(slot, task, search.culprits, replace(incident, attempt=attempt))
+            incident = incidents.of_search(slot, task, self.policy.retries + 1)
+        attempt = 1 + max(task.deaths.get(p, self.policy.retries) for p in culprits)
+        task.deaths.update(dict.fromkeys(culprits, attempt))
+        self._poison(slot, task, culprits, replace(incident, attempt=attempt))
         if slot.state != "empty":
             self._send_queued(slot)
-
-    def _searched_incident(self, slot: Slot, task: Task) -> Incident:
-        return Incident(
-            kind=IncidentKind.CRASH,
-            slot=slot.number,
-            incarnation=slot.incarnation,
-            pid=-1,
-            batch=task.seq,
-            in_hand=r.InHand(Stage.COLLATING, task.seq),
-            attempts_allowed=self.policy.retries + 1,
-        )
 
     def _poison(self, slot: Slot, task: Task, positions: tuple[int, ...], incident: Incident) -> None:
         """These samples have killed as many workers as they may."""
@@ -329,7 +292,7 @@ class Machine:
             return
         if decision is Decision.REPLACE and not stuck:
             used = max((task.substitutes.get(p, 0) for p in positions), default=0)
-            if used >= MOST_SUBSTITUTES:
+            if used >= r.MOST_SUBSTITUTES:
                 decision = Decision.RAISE
         if decision is Decision.RAISE or stuck:
             incident = replace(incident, action="raised", stuck=stuck)
@@ -371,16 +334,7 @@ class Machine:
         if event.incarnation != slot.incarnation:
             return
         slot.state = "empty"
-        incident = Incident(
-            kind=IncidentKind.START,
-            slot=slot.number,
-            incarnation=event.incarnation,
-            pid=event.pid,
-            batch=-1,
-            in_hand=r.InHand(Stage.PREPARING),
-            failure=event.failure,
-            action="started again",
-        )
+        incident = incidents.of_preparation(event)
         self._start_failed(slot, incident)
         if not self.given_up:
             self.restarts += 1
@@ -429,22 +383,7 @@ class Machine:
         slot = self.slots[event.slot]
         if event.incarnation != slot.incarnation:
             return
-        position = event.in_hand.position
-        self._do(
-            r.ReportIncident(
-                Incident(
-                    kind=IncidentKind.SUSPECTED_HANG,
-                    slot=slot.number,
-                    incarnation=event.incarnation,
-                    pid=event.pid,
-                    batch=event.in_hand.batch,
-                    in_hand=event.in_hand,
-                    positions=(position,) if position >= 0 else (),
-                    stack=event.stack,
-                    action="watched",
-                )
-            )
-        )
+        self._do(r.ReportIncident(incidents.of_suspicion(event)))
 
     def _decision_asked(self, event: r.DecisionAsked, now: float) -> None:
         task = self._current(event.slot, event.incarnation, event.seq)

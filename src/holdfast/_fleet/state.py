@@ -41,7 +41,22 @@ class Task:
     search: Halving | None = None
 
     def live(self) -> tuple[int, ...]:
-        return tuple(p for p in range(self.size) if p not in self.excluded)
+        if self.skippable:
+            return tuple(p for p in range(self.size) if p not in self.excluded)
+        # A stream: what takes a bad sample's place comes after the others, and its own place stays empty.
+        return tuple(p for p in range(self._end()) if p not in self.excluded and p not in self.substitutes)
+
+    def has(self, position: int) -> bool:
+        return 0 <= position and (position < self.size or not self.skippable)
+
+    def suspects(self) -> tuple[int, ...]:
+        """Where a killer may be: in a stream also behind, where the worker put more for samples that raised."""
+        if self.skippable:
+            return self.live()
+        return self.live() + tuple(range(self._end(), self._end() + self.size))
+
+    def _end(self) -> int:
+        return self.size + sum(self.substitutes.values())
 
     def plan(self) -> r.Plan:
         if self.search is not None:

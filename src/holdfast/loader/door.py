@@ -78,7 +78,7 @@ class Door:
             return tasks.encode_stream(self.size_of(seq) if self.batched else -1, plan)
         candidates = self._candidates.get(seq, ())
         if plan.substitutes and candidates:
-            chosen = {p: candidates[(3 * p + nth) % len(candidates)] for p, nth in plan.substitutes.items()}
+            chosen = {p: tasks.candidate(candidates, p, nth) for p, nth in plan.substitutes.items()}
             self._substituted[seq] = chosen
             return tasks.encode_map(index, self.batched, plan, candidates, chosen)
         return tasks.encode_map(index, self.batched, plan, candidates, {})

@@ -25,7 +25,7 @@ from holdfast._transport import wire
 from holdfast._worker import failures
 from holdfast._worker.loop import Desk, Restored, StreamEnded, TaskFailed
 from holdfast.loader import collating, culprits, tasks
-from holdfast.records import Decision, Failure, Stage
+from holdfast.records import MOST_SUBSTITUTES, Decision, Failure, Stage
 from holdfast.settings import FaultPolicy
 
 
@@ -204,6 +204,7 @@ class MapJob(LoaderJob):
     """Map-style datasets: a task names its samples."""
 
     _stand_ins: dict[int, Any]  # positions of this batch that candidates have taken
+    _tried: dict[int, int]  # how many of them, each
 
     def open(self, restored: Restored) -> None:
         many = getattr(self.dataset, "__getitems__", None) if self.settings.batched else None
@@ -219,13 +220,13 @@ class MapJob(LoaderJob):
             return
         live = dict(task.live)
         self._stand_ins = {}
-        candidates = list(task.candidates)
+        self._tried = dict(task.tried)
         samples: dict[int, Any] = {}
         whole: Any = task.whole if self._get_many else None
         drawn_empty = not live  # a batch sampler may draw nothing, and a collate function make something of it
         while live or drawn_empty:
             try:
-                data = self._fetch(seq, live, samples, candidates, whole)
+                data = self._fetch(seq, task, live, samples, whole)
                 whole = None
                 if not live and not drawn_empty:
                     break
@@ -237,7 +238,7 @@ class MapJob(LoaderJob):
                 continue
             if done is None:
                 return
-            self._give_up(*done, live, samples, candidates)
+            self._give_up(*done, task, live, samples)
             if drawn_empty:
                 self.desk.dealt_with.append(done[0])
                 break
@@ -249,11 +250,11 @@ class MapJob(LoaderJob):
             return lambda chosen: [samples[p] for p in chosen]
         return lambda chosen: samples[chosen[0]]
 
-    def _fetch(self, seq: int, live: dict[int, Any], samples: dict[int, Any], candidates: list[Any], whole: Any) -> Any:
+    def _fetch(self, seq: int, task: tasks.MapTask, live: dict[int, Any], samples: dict[int, Any], whole: Any) -> Any:
         """Fetch what is missing. Returns what __getitems__ gave, untouched, when it gave the whole batch."""
         box = self.desk.box
         if self._get_many is not None:
-            return self._fetch_many(seq, live, samples, candidates, whole)
+            return self._fetch_many(seq, task, live, samples, whole)
         dataset = self.dataset
         box.enter(Stage.FETCHING, seq)
         fetch = box.fetch
@@ -266,7 +267,7 @@ class MapJob(LoaderJob):
                 box.finished()
                 return None
             except Exception as error:
-                self._failed(error, seq, position, live, samples, candidates)
+                self._failed(error, seq, position, task, live, samples)
         while len(samples) < len(live):
             for position in [p for p in live if p not in samples]:
                 box.enter(Stage.FETCHING, seq)
@@ -276,12 +277,12 @@ class MapJob(LoaderJob):
                 try:
                     samples[position] = dataset[live[position]]
                 except Exception as error:
-                    self._failed(error, seq, position, live, samples, candidates)
+                    self._failed(error, seq, position, task, live, samples)
         _sort(samples, live)
         return None
 
     def _fetch_many(
-        self, seq: int, live: dict[int, Any], samples: dict[int, Any], candidates: list[Any], whole: Any
+        self, seq: int, task: tasks.MapTask, live: dict[int, Any], samples: dict[int, Any], whole: Any
     ) -> Any:
         assert self._get_many is not None
         missing = [p for p in live if p not in samples]
@@ -306,7 +307,7 @@ class MapJob(LoaderJob):
                     self.desk.rewind()
                     raise Again from None
                 works = self.works_with(lambda chosen: self._get_many([live[p] for p in chosen]))  # type: ignore[misc]
-                self._give_up(failure, culprits.by_halving(missing, works), live, samples, candidates)
+                self._give_up(failure, culprits.by_halving(missing, works), task, live, samples)
                 self.desk.rewind()
                 whole = None
             missing = [p for p in live if p not in samples]
@@ -318,23 +319,23 @@ class MapJob(LoaderJob):
         error: Exception,
         seq: int,
         position: int,
+        task: tasks.MapTask,
         live: dict[int, Any],
         samples: dict[int, Any],
-        candidates: list[Any],
     ) -> None:
         failure = self.judge(error, seq, Stage.FETCHING, position, stand_in=self._stand_ins.get(position))
         if failure.decision is Decision.RETRY:
             self.desk.rewind()
             raise Again from None
-        self._give_up(failure, (position,), live, samples, candidates)
+        self._give_up(failure, (position,), task, live, samples)
 
     def _give_up(
         self,
         failure: Failure,
         positions: tuple[int, ...],
+        task: tasks.MapTask,
         live: dict[int, Any],
         samples: dict[int, Any],
-        candidates: list[Any],
     ) -> None:
         """Leave these samples out, or put candidates in their place."""
         for position in positions:
@@ -342,8 +343,9 @@ class MapJob(LoaderJob):
             samples.pop(position, None)
             if failure.decision is not Decision.REPLACE:
                 live.pop(position, None)
-            elif candidates:
-                live[position] = self._stand_ins[position] = candidates.pop(0)
+            elif task.candidates and self._tried.get(position, 0) < MOST_SUBSTITUTES:
+                nth = self._tried[position] = self._tried.get(position, 0) + 1
+                live[position] = self._stand_ins[position] = task.candidate(position, nth)
             else:
                 raise TaskFailed(replace(failure, decision=Decision.RAISE, culprits=positions))
 

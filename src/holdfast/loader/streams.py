@@ -196,6 +196,8 @@ class StreamJob(LoaderJob):
             raise StreamEnded
         while samples:
             chosen = {p: s for p, s in samples.items() if task.probe is None or p in task.probe}
+            if not chosen:
+                break
             gather = _gather(chosen, batched)
             self._random_before = self.desk.randomness.read()
             done = self.finish(seq, chosen, gather(list(chosen)), probe, gather)
@@ -205,9 +207,9 @@ class StreamJob(LoaderJob):
             self.settle(failure, positions)
             for position in positions:
                 del samples[position]
-            if failure.decision is Decision.REPLACE:
+            if failure.decision is Decision.REPLACE and not probe:
                 self._held = None
-                more = max(chosen) + 1
+                more = self._taken - self._begun
                 self._take_into(samples, seq, more, more + len(positions), frozenset())
         if not probe:
             self._note_place()

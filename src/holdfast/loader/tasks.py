@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.records import WHOLE, Plan
@@ -27,6 +27,11 @@ class MapTask:
     live: dict[int, Any]  # position in the batch → index
     candidates: tuple[Any, ...] = ()
     whole: Any = None  # the index list as drawn, when nothing was changed
+    tried: Mapping[int, int] = field(default_factory=dict)  # position → how many candidates were bad there
+
+    def candidate(self, position: int, nth: int) -> Any:
+        """What the nth replacement in a place is: the same whoever asks, and whatever else went wrong."""
+        return candidate(self.candidates, position, nth)
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,10 @@ class StreamTask:
     excluded: frozenset[int] = frozenset()
     extended: int = 0  # take so many more, in place of excluded ones
     probe: tuple[int, ...] | None = None
+
+
+def candidate(candidates: Sequence[Any], position: int, nth: int) -> Any:
+    return candidates[(3 * position + nth) % len(candidates)]
 
 
 def encode_map(
@@ -52,7 +61,8 @@ def encode_map(
     live.update({p: i for p, i in substituted.items() if p in live})
     if plan.probe is not None:
         live = {p: i for p, i in live.items() if p in plan.probe}
-    return _PLANNED + pickle.dumps((live, tuple(reversed(candidates)), index if plan is WHOLE else None), 5)
+    whole = index if plan is WHOLE else None
+    return _PLANNED + pickle.dumps((live, tuple(candidates), whole, dict(plan.substitutes)), 5)
 
 
 def decode_map(body: memoryview) -> MapTask:
@@ -65,8 +75,7 @@ def decode_map(body: memoryview) -> MapTask:
     if kind == _OBJECTS:
         index, batched = pickle.loads(rest)
         return MapTask(dict(enumerate(index)) if batched else {0: index}, (), index)
-    live, candidates, whole = pickle.loads(rest)
-    return MapTask(live, candidates, whole)
+    return MapTask(*pickle.loads(rest))
 
 
 def encode_stream(count: int, plan: Plan) -> bytes:

@@ -1,0 +1,90 @@
+"""Makes incidents of what the machine was told.
+
+Reads   events, slots, tasks.
+Writes  nothing.
+Never   a process, a file, a lock, the clock; indices and times are added by whoever knows them.
+"""
+
+from __future__ import annotations
+
+from holdfast import records as r
+from holdfast._fleet.state import Slot, Task
+from holdfast.records import Incident, IncidentKind, Stage
+
+WHOLE_BATCH_STAGES = (Stage.FETCHING_MANY, Stage.COLLATING, Stage.SENDING)
+
+
+def of_failure(slot: Slot, task: Task, failure: r.Failure, action: str, allowed: int) -> Incident:
+    positions = failure.culprits or ((failure.position,) if failure.position >= 0 else ())
+    if not positions and failure.stage in WHOLE_BATCH_STAGES:
+        positions = task.live()
+    return Incident(
+        kind=IncidentKind.EXCEPTION,
+        slot=slot.number,
+        incarnation=slot.incarnation,
+        pid=-1,
+        batch=task.seq,
+        in_hand=r.InHand(failure.stage, task.seq, failure.position),
+        positions=positions,
+        failure=failure,
+        action=action,
+        attempt=failure.attempts,
+        attempts_allowed=allowed,
+    )
+
+
+def of_death(event: r.WorkerExited, allowed: int) -> Incident:
+    return Incident(
+        kind=IncidentKind.HANG if event.hung else IncidentKind.CRASH,
+        slot=event.slot,
+        incarnation=event.incarnation,
+        pid=event.pid,
+        batch=event.in_hand.batch,
+        in_hand=event.in_hand,
+        exit=event.exit,
+        hung=event.hung,
+        stack=event.stack,
+        action="replaced",
+        attempts_allowed=allowed,
+    )
+
+
+def of_search(slot: Slot, task: Task, allowed: int) -> Incident:
+    """A culprit that was found because others survived without it."""
+    return Incident(
+        kind=IncidentKind.CRASH,
+        slot=slot.number,
+        incarnation=slot.incarnation,
+        pid=-1,
+        batch=task.seq,
+        in_hand=r.InHand(Stage.COLLATING, task.seq),
+        attempts_allowed=allowed,
+    )
+
+
+def of_preparation(event: r.PreparationFailed) -> Incident:
+    return Incident(
+        kind=IncidentKind.START,
+        slot=event.slot,
+        incarnation=event.incarnation,
+        pid=event.pid,
+        batch=-1,
+        in_hand=r.InHand(Stage.PREPARING),
+        failure=event.failure,
+        action="started again",
+    )
+
+
+def of_suspicion(event: r.WorkerSuspected) -> Incident:
+    position = event.in_hand.position
+    return Incident(
+        kind=IncidentKind.SUSPECTED_HANG,
+        slot=event.slot,
+        incarnation=event.incarnation,
+        pid=event.pid,
+        batch=event.in_hand.batch,
+        in_hand=event.in_hand,
+        positions=(position,) if position >= 0 else (),
+        stack=event.stack,
+        action="watched",
+    )
