@@ -27,6 +27,8 @@ HEADER = struct.Struct("<IBBHqq")
 HEADER_SIZE = HEADER.size
 INLINE_LIMIT = 1 << 16
 _SPILLED = 1
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)  # plain ints: flags of the enum kind cost microseconds each
+_CUT_OFF = int(socket.MSG_CTRUNC)
 _RECEIVE_SIZE = 1 << 18
 _DESCRIPTOR_SPACE = socket.CMSG_SPACE(253 * 4)  # the most that Linux passes at once
 
@@ -154,9 +156,7 @@ class Channel:
         [] also for half a message, for nothing just now (`drained`) and at the end (`closed`).
         """
         try:
-            count, ancillary, flags, _ = self._socket.recvmsg_into(
-                [self._view], _DESCRIPTOR_SPACE, socket.MSG_CMSG_CLOEXEC
-            )
+            count, ancillary, flags, _ = self._socket.recvmsg_into([self._view], _DESCRIPTOR_SPACE, _CLOSE_ON_EXEC)
         except BlockingIOError:
             self.drained = True
             return []
@@ -171,7 +171,7 @@ class Channel:
                 rights = array.array("i")
                 rights.frombytes(data[: len(data) - len(data) % rights.itemsize])
                 self._descriptors.extend(rights)
-        if flags & socket.MSG_CTRUNC:
+        if flags & _CUT_OFF:
             # This process is at its limit of descriptors and some were dropped: which message
             # lacks which one cannot be told any more, so none of them is taken for whole.
             self.torn = self.closed = self.drained = True

@@ -129,7 +129,6 @@ class Arena:
         self.used = [cell for cell in self.used if cell.number not in sent]
         if self._large_used:
             self._hint = max(self._large_used, self._hint * 15 // 16)
-        self.begin()
 
     def _take(self, size: int) -> WorkerCell:
         wanted = max(size + ALIGNMENT, self._hint if not self.used else 2 * self._large_used)

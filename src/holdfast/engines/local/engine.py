@@ -39,6 +39,8 @@ from holdfast.engines.local.payload import Payload
 from holdfast.engines.local.watch import WatchSettings
 from holdfast.records import Decision, Event, Exit, Failure, InHand, Stage
 
+_WRITABLE = int(select.EPOLLOUT)
+_RESULT = int(Kind.RESULT)
 _SILENT_EXIT_S = 1.0  # a worker that hung up must be reported dead within this time, or it is killed
 _CLOSE_WAIT_S = zygote.LEAVE_GRACE_S + 2.0
 
@@ -271,11 +273,11 @@ class LocalEngine:
             worker = self._by_fd.get(fd)
             if worker is None:
                 continue
-            if mask & select.EPOLLOUT:
+            if mask & _WRITABLE:
                 worker.channel.flush()
                 if not worker.channel.congested and worker.registered:
                     self._poller.modify(fd, select.EPOLLIN)
-            if mask & ~select.EPOLLOUT:
+            if mask & ~_WRITABLE:
                 self._read_worker(worker, news)
         self._bury(news)
         return news
@@ -301,7 +303,7 @@ class LocalEngine:
     def _take_frame(self, worker: Worker, frame: Frame, news: list[News]) -> None:
         slot, incarnation, kept = worker.slot, worker.incarnation, self._memories[worker.slot]
         kind = frame.kind
-        if kind == Kind.RESULT:
+        if kind == _RESULT:
             result = Result(frame, worker.table)
             side = result.side
             kept.arrived(frame.seq, side.place)
