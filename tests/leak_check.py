@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import contextlib
 import os
 import re
 import sys
@@ -184,7 +185,12 @@ def _own_shm_entries() -> list[str]:
 
 def _held_by_strangers(names: frozenset[str]) -> set[str]:
     """Those of the new entries that a process which is not ours has mapped: another xdist worker's, in general."""
-    if not names:
+    # By inode: a named semaphore is mapped under the temporary name it was made with.
+    inodes: dict[int, str] = {}
+    for name in names:
+        with contextlib.suppress(OSError):
+            inodes[(_SHM / name).stat().st_ino] = name
+    if not inodes:
         return set()
     family = {os.getpid(), *(process.pid for process in psutil.Process().children(recursive=True))}
     held: set[str] = set()
@@ -194,7 +200,8 @@ def _held_by_strangers(names: frozenset[str]) -> set[str]:
                 maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
             except OSError:
                 continue  # Gone, or another user's and then not the owner of our entries.
-            held |= {name for name in names if f"{_SHM / name}\n" in maps}
+            mapped = (int(line.split(maxsplit=5)[4]) for line in maps.splitlines() if "/dev/shm/" in line)
+            held |= {inodes[inode] for inode in mapped if inode in inodes}
     return held
 
 

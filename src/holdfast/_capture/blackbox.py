@@ -6,8 +6,8 @@ Never   blocks; a worker that dies between two stores leaves a record that is st
 
     words 0…63     state, see the names below
     4096…12287     kept free for the crash record
-    12288, 28672   two copies of the random state, written in turn and named by the batch they
-                   follow: whichever of two batches was the last to arrive, its state is here
+    12288…         copies of the random state, written in turn and named by the batch they follow:
+                   whichever batch was the last to arrive, its state is here
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import time
 
 from holdfast.records import InHand, Stage
 
-SIZE = 45056
+COPIES = 18  # of the random state: one more than there are batches on their way to the trainer at once
+_STATE_ROOM = 16384 - 16
+SIZE = 12288 + COPIES * 16384
 _STAGE, _BATCH, _POSITION, _SINCE, _SLOWEST, _DONE, _PID, _COUNT, _STAND_IN = range(9)
 _LAST_STAGE = max(Stage)
-_STATES = (12288, 28672)
-_STATE_ROOM = 16384 - 24
+_STATES = tuple(12288 + 16384 * copy for copy in range(COPIES))
 
 _NOTHING = -(1 << 62)
 
@@ -81,11 +82,11 @@ class BlackBox:
             head[0] = _NOTHING
 
     def keep_random_state(self, batch: int, state: bytes) -> None:
-        """Keep the random state after `batch`, beside the one before it."""
+        """Keep the random state after `batch`, beside those before it."""
         size = len(state)
         if size > _STATE_ROOM:
             return
-        turn = self._turn = 1 - self._turn
+        turn = self._turn = (self._turn + 1) % COPIES
         head, at = self._heads[turn], _STATES[turn] + 16
         # Unname the copy before its bytes change: dying in between must not leave
         # an old name on a new state.

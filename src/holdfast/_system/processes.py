@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import time
 from dataclasses import dataclass
 
 _PR_SET_PDEATHSIG = 1
@@ -115,25 +114,3 @@ def _in_futex(pid: int, thread: str) -> bool:
             return "futex" in file.read()
     except OSError:
         return False
-
-
-def thread_count() -> int:
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        return 1
-
-
-def wait_gone(handle: int, seconds: float) -> bool:
-    """Wait until the process behind a pidfd has ended, `seconds` at most."""
-    import select
-
-    poller = select.poll()
-    poller.register(handle, select.POLLIN)
-    deadline = time.monotonic() + seconds
-    while True:
-        left = deadline - time.monotonic()
-        if poller.poll(max(0.0, left) * 1000):
-            return True
-        if left <= 0:
-            return False

@@ -14,7 +14,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from holdfast._capture import stacks
 from holdfast._capture.blackbox import BlackBox
@@ -26,6 +26,8 @@ from holdfast._transport.wire import Kind
 from holdfast._worker import failures
 from holdfast._worker.randomness import Randomness
 from holdfast.records import Decision, Failure, Stage
+
+T = TypeVar("T")
 
 PROBE = 1 << 32  # in a task frame's `extra`, above the number of freed cells
 
@@ -49,8 +51,10 @@ class Job(Protocol):
     can_skip: bool
 
     def prepare(self, desk: Desk, slot: int, restored: Restored) -> None: ...
-    def begin_epoch(self, note: Any) -> None: ...
-    def keep_dataset(self) -> bytes: ...
+    def begin_epoch(self, note: Any) -> bytes:
+        """Begin another epoch; answers with what a replacement needs of the dataset's own state, b"" for nothing."""
+        ...
+
     def run(self, seq: int, body: memoryview, probe: bool) -> None: ...
 
 
@@ -140,14 +144,14 @@ def main(channel: Channel, box_fd: int, stack_fd: int, load: Callable[[], Job], 
     try:
         frame = desk.next_frame()
         restored = wire.load(frame.body)
-        job: Job
 
-        def prepare() -> None:
-            nonlocal job
+        def prepare() -> Job:
             job = load()
             job.prepare(desk, slot, restored)
+            return job
 
-        if not _prepare(desk, channel, prepare):
+        job = _prepared(desk, channel, prepare)
+        if job is None:
             return
         desk.last_random = desk.randomness.read()
         channel.send(Kind.READY, extra=int(job.can_skip))
@@ -159,9 +163,8 @@ def main(channel: Channel, box_fd: int, stack_fd: int, load: Callable[[], Job], 
             elif frame.kind == Kind.EPOCH:
                 desk.place = None
                 box.forget_random_states()  # the trainer has them; batches are numbered anew
-                note = wire.load(frame.body)
-                kept = job.keep_dataset()  # before iter(dataset) changes it
-                if not _prepare(desk, channel, functools.partial(job.begin_epoch, note)):
+                kept = _prepared(desk, channel, functools.partial(job.begin_epoch, wire.load(frame.body)))
+                if kept is None:
                     return
                 desk.last_random = desk.randomness.read()
                 channel.send(Kind.EPOCH_BEGUN, frame.seq, parts=[kept])
@@ -169,16 +172,16 @@ def main(channel: Channel, box_fd: int, stack_fd: int, load: Callable[[], Job], 
         box.enter(Stage.LEAVING)
 
 
-def _prepare(desk: Desk, channel: Channel, prepare: Callable[[], None]) -> bool:
+def _prepared(desk: Desk, channel: Channel, prepare: Callable[[], T]) -> T | None:
+    """What `prepare` returns; None when it raised, which the trainer is then told."""
     desk.box.enter(Stage.PREPARING)
     try:
-        prepare()
+        return prepare()
     except Exception as error:
         failure = failures.capture(error, Stage.PREPARING)
         desk.box.enter(Stage.LEAVING)
         channel.send(Kind.UNPREPARED, 0, 0, [wire.dump(failure)])
-        return False
-    return True
+        return None
 
 
 def _run_task(desk: Desk, job: Job, frame: Frame, channel: Channel) -> None:

@@ -71,15 +71,13 @@ class LoaderJob:
         torch.manual_seed(seed)
         _seed_numpy(settings.base_seed, slot)
         self._seed_pipe(restored.epoch_note if restored.epoch_note is not None else settings.shared_seed)
-        torch_worker._worker_info = torch_worker.WorkerInfo(
-            id=slot, num_workers=settings.num_workers, seed=seed, dataset=self.dataset
-        )
+        self._set_worker_info(slot, seed)
         collating.install(desk.arena)
         if settings.worker_init_fn is not None:
             settings.worker_init_fn(slot)
         if restored.dataset is not None:
             self.dataset = wire.load(restored.dataset)
-            torch_worker._worker_info = replace(torch_worker._worker_info, dataset=self.dataset)
+            self._set_worker_info(slot, seed)
         if restored.random_at_start is not None:
             desk.randomness.set(restored.random_at_start)
         else:
@@ -88,9 +86,11 @@ class LoaderJob:
         if restored.random_now is not None:
             desk.randomness.set(restored.random_now)
 
-    def begin_epoch(self, note: Any) -> None:
+    def begin_epoch(self, note: Any) -> bytes:
+        kept = self.keep_dataset()  # before iter(dataset) changes it
         self._seed_pipe(note)
         self.open(Restored(random_at_start=self.desk.randomness.read()))
+        return kept
 
     def keep_dataset(self) -> bytes:
         """What a replacement needs of the dataset's own state in a later epoch."""
@@ -104,6 +104,11 @@ class LoaderJob:
             generator = torch.Generator()
             generator.manual_seed(shared_seed)  # type: ignore[arg-type]
             self.dataset = torch.utils.data.graph_settings.apply_random_seed(self.dataset, generator)
+
+    def _set_worker_info(self, slot: int, seed: int) -> None:
+        torch_worker._worker_info = torch_worker.WorkerInfo(
+            id=slot, num_workers=self.settings.num_workers, seed=seed, dataset=self.dataset
+        )
 
     def prepare_here(self, desk: Any) -> None:
         """For num_workers=0: in the trainer's own process, whose seeds and threads are left alone."""

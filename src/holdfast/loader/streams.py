@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from holdfast._transport import wire
 from holdfast._worker import failures
 from holdfast._worker.loop import Restored, StreamEnded, TaskFailed
+from holdfast.engines.local import payload
 from holdfast.loader import tasks
 from holdfast.loader.jobs import Again, JobSettings, LoaderJob
 from holdfast.records import Decision, Failure, Stage
@@ -38,13 +39,15 @@ _SNAPSHOT_EVERY = 20
 _LARGEST_KEPT = 1 << 20
 
 
-class _Small(io.BytesIO):
-    """A file that refuses to become large."""
+class _PlainPickler(pickle.Pickler):
+    """Refuses what is large, and what would run a user's code: a worker's dataset is in use, not on its way."""
 
-    def write(self, data: Any) -> int:
-        if self.tell() + len(data) > _LARGEST_KEPT:
-            raise OverflowError(f"larger than {_LARGEST_KEPT} bytes")
-        return super().write(data)
+    def reducer_override(self, obj: Any) -> Any:
+        if getattr(obj, "nbytes", 0) > _LARGEST_KEPT:
+            raise OverflowError(f"it holds an array of {obj.nbytes} bytes")
+        if payload.runs_user_code(type(obj), ("__getstate__",)):
+            raise TypeError(f"{type(obj).__name__} has its own way of being pickled")
+        return NotImplemented
 
 
 class Base(NamedTuple):
@@ -58,13 +61,23 @@ class Base(NamedTuple):
 _START = Base()
 
 
+class Run(NamedTuple):
+    """Batches in a row: how many samples each took, how many there were."""
+
+    size: int
+    times: int = 1
+    # A batch that was not collated as it was taken (a sample left out, an error): forwarding must not collate it
+    # either, and has its random state from here.
+    random_after: bytes | None = None
+
+
 class Place(NamedTuple):
     """Where a stream stands; enough for another worker to bring its iterator there."""
 
     taken: int = 0
     stepped_over: tuple[int, ...] = ()
     base: Base = _START
-    batches: tuple[tuple[int, int], ...] = ()
+    batches: tuple[Run, ...] = ()
     collate_draws: bool = False  # then forwarding must collate, too, or later samples come out otherwise
 
 
@@ -79,8 +92,10 @@ class StreamJob(LoaderJob):
         self._broken: Failure | None = None  # an error that ended the iterator, to be told with the next task
         self._held: tuple[int, dict[int, Any], bytes] | None = None  # taken for a probe, and used again after it
         self._restored = Restored()
+        self._told_unkept = False
         self._base = _START
-        self._batches: list[list[int]] = []  # since the base: [samples taken, how many such batches in a row]
+        self._batches: list[Run] = []  # since the base
+        self._whole = True  # the batch in hand is collated as it was taken
         self._batch_begun = 0  # as the place has it
         self._begun = 0  # samples taken before the batch in hand
         self._at_begin = Place()
@@ -96,19 +111,21 @@ class StreamJob(LoaderJob):
         place = Place() if restored.place is None else Place(*wire.load(restored.place))
         base = self._base = Base(*place.base)
         self._stepped_over = list(place.stepped_over)
-        self._batches = [list(run) for run in place.batches]
+        self._batches = [Run(*run) for run in place.batches]
         self._collate_draws = place.collate_draws
         self._iterator = self._iterator_at(base)
         self.can_skip = hasattr(self._iterator, "skip")
         self._taken = base.taken
         if base.random is not None and place.taken > base.taken:
             self.desk.randomness.set(base.random)
-        for size, times in place.batches:
-            for _ in range(times):
-                self._forward(size)
+        for run in self._batches:
+            for _ in range(run.times):
+                self._forward(run.size, collate=run.random_after is None)
+            if run.random_after is not None:
+                self.desk.randomness.set(run.random_after)
         self._forward(place.taken - self._taken)
         for count, killers in restored.steps:
-            self._step_over(count, killers)
+            self._step_over(count, killers, restored.random_now)
         self._batch_begun = self._taken
 
     def _iterator_at(self, base: Base) -> Any:
@@ -122,7 +139,7 @@ class StreamJob(LoaderJob):
         iterator.load_state_dict(state)
         return iterator
 
-    def _forward(self, count: int) -> None:
+    def _forward(self, count: int, collate: bool = True) -> None:
         """Take a batch that was delivered already."""
         samples = []
         for _ in range(count):
@@ -139,25 +156,28 @@ class StreamJob(LoaderJob):
                 except Exception as error:  # it failed the first time too, and was dealt with then
                     self._note_broken(failures.capture(error, Stage.FETCHING))
             self._taken += 1
-        if samples and self._collate_draws:
+        if samples and collate and self._collate_draws:
             with contextlib.suppress(Exception):  # likewise
                 self.collate_fn(samples if self.settings.batched else samples[0])
             self.desk.arena.begin()
 
-    def _step_over(self, count: int, killers: frozenset[int]) -> None:
+    def _step_over(self, count: int, killers: frozenset[int], random_after: bytes | None) -> None:
         """Leave a batch behind that was raised as an error in the trainer."""
         begun = self._taken
         if self.can_skip:
             self._stepped_over.extend(begun + position for position in killers)
-        self._forward(count)
-        self._batches.append([self._taken - begun, 1])
+        self._forward(count, collate=False)
+        self._batches.append(Run(self._taken - begun, 1, random_after or self.desk.randomness.read()))
 
     def keep_dataset(self) -> bytes:
-        file = _Small()
+        """The dataset as it is before iter(), if that is a small matter of plain values."""
+        file = io.BytesIO()
         try:
-            pickle.Pickler(file, 5).dump(self.dataset)
-        except Exception as error:  # it cannot be kept: that is only of interest if this worker dies, and is said here
-            log.info("worker %d: the dataset's state at this epoch's start cannot be kept: %r", self.slot, error)
+            _PlainPickler(file, 5).dump(self.dataset)
+        except Exception as error:
+            if not self._told_unkept:
+                log.info("worker %d: the dataset's own state is not kept between epochs: %r", self.slot, error)
+            self._told_unkept = True
             return b""
         return file.getvalue()
 
@@ -184,6 +204,7 @@ class StreamJob(LoaderJob):
             except Again:
                 self._back_to_begin()
             except TaskFailed:
+                self._whole = False
                 self._note_place()
                 raise
 
@@ -200,6 +221,7 @@ class StreamJob(LoaderJob):
                 break
             gather = _gather(chosen, batched)
             self._random_before = self.desk.randomness.read()
+            self._whole = len(chosen) == self._taken - self._begun
             done = self.finish(seq, chosen, gather(list(chosen)), probe, gather)
             if done is None:
                 return
@@ -212,6 +234,7 @@ class StreamJob(LoaderJob):
                 more = self._taken - self._begun
                 self._take_into(samples, seq, more, more + len(positions), frozenset())
         if not probe:
+            self._whole = False
             self._note_place()
             self.desk.send_empty(seq)
 
@@ -287,7 +310,7 @@ class StreamJob(LoaderJob):
         restored = self._restored
         if restored.random_at_start is not None:
             self.desk.randomness.set(restored.random_at_start)
-        self.open(replace(restored, place=place))
+        self.open(replace(restored, place=place, steps=()))  # the place is behind them
         self._restored = restored
         self.desk.rewind()
 
@@ -302,24 +325,26 @@ class StreamJob(LoaderJob):
         if not probe:
             # Once more from where the batch began, when it is collated again because it could not be sent.
             self._base = self._at_begin.base
-            self._batches = [list(run) for run in self._at_begin.batches]
+            self._batches = list(self._at_begin.batches)
             self._batch_begun = self._begun
             self._note_place()
 
     def _note_place(self) -> None:
         size = self._taken - self._batch_begun
         if size:
-            if self._batches and self._batches[-1][0] == size:
-                self._batches[-1][1] += 1
+            last = self._batches[-1] if self._batches else Run(0)
+            if not self._whole:
+                self._batches.append(Run(size, 1, self.desk.randomness.read()))
+            elif last.size == size and last.random_after is None:
+                self._batches[-1] = Run(size, last.times + 1)
             else:
-                self._batches.append([size, 1])
+                self._batches.append(Run(size))
             self._batch_begun = self._taken
         self._take_snapshot()
         self.desk.place = wire.dump(tuple(self._place()))
 
     def _place(self) -> Place:
-        batches = tuple((size, times) for size, times in self._batches)
-        return Place(self._taken, tuple(self._stepped_over), self._base, batches, self._collate_draws)
+        return Place(self._taken, tuple(self._stepped_over), self._base, tuple(self._batches), self._collate_draws)
 
     def _take_snapshot(self) -> None:
         source = self.dataset if hasattr(self.dataset, "load_state_dict") else self._iterator

@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import logging
 import os
 import pickle
 import select
@@ -20,7 +21,7 @@ import struct
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from multiprocessing import util as multiprocessing_util
 from typing import Any
 
@@ -30,14 +31,16 @@ from holdfast._capture.blackbox import BlackBox
 from holdfast._system import channel as channels
 from holdfast._system import memory, ownership, processes
 from holdfast._system.channel import Channel, Frame
-from holdfast._transport import packing, wire
-from holdfast._transport.cells import CellTable
+from holdfast._transport import wire
 from holdfast._transport.wire import Kind
 from holdfast._worker import failures, loop
 from holdfast.engines.local import zygote
 from holdfast.engines.local.payload import Payload
 from holdfast.engines.local.watch import WatchSettings
+from holdfast.engines.local.workers import Memory, Result, Worker
 from holdfast.records import Decision, Event, Exit, Failure, InHand, Stage
+
+log = logging.getLogger("holdfast")
 
 _WRITABLE = int(select.EPOLLOUT)
 _RESULT = int(Kind.RESULT)
@@ -45,63 +48,6 @@ _SILENT_EXIT_S = 1.0  # a worker that hung up must be reported dead within this 
 _CLOSE_WAIT_S = zygote.LEAVE_GRACE_S + 2.0
 
 News = tuple[Event, Any]
-
-
-class Result:
-    """A batch that has arrived: opened when its turn comes."""
-
-    __slots__ = ("_body", "_parcel", "_table", "failures")
-
-    def __init__(self, frame: Frame, table: CellTable) -> None:
-        self._body = frame.body
-        self._table = table
-        self._parcel = packing.adopt(frame.body, frame.extra, frame.descriptors, table)
-
-    @property
-    def side(self) -> wire.Side:
-        return self._parcel.side
-
-    def open(self) -> Any:
-        return packing.unpack(self._parcel, self._body, self._table)
-
-    def discard(self) -> None:
-        packing.discard(self._parcel, self._table)
-
-
-@dataclass
-class Memory:
-    """What outlives a slot's worker: enough for the next one to go on where it was."""
-
-    last_seq: int | None = None
-    place: bytes | None = None
-    random_at_start: bytes | None = None
-    random_now: bytes | None = None
-    dataset: bytes | None = None
-    steps: tuple[tuple[int, frozenset[int]], ...] = ()
-
-    def arrived(self, seq: int, place: bytes | None) -> None:
-        """A batch has arrived: this is where its slot stands now."""
-        self.last_seq = seq
-        if place is not None:
-            self.place, self.steps = place, ()
-
-
-@dataclass
-class Worker:
-    slot: int
-    incarnation: int
-    channel: Channel
-    box: BlackBox
-    stack_fd: int
-    pid: int = -1
-    table: CellTable = field(default_factory=CellTable)
-    status: int | None = None
-    hung: bool = False
-    seconds: float = 0.0
-    hung_up_at: float | None = None
-    unprepared: Failure | None = None
-    lost: bool = False  # its zygote is gone, and its status with it
-    registered: bool = True
 
 
 _open_engines: weakref.WeakSet[LocalEngine] = weakref.WeakSet()
@@ -337,6 +283,13 @@ class LocalEngine:
         for frame in control.receive():
             if frame.kind == Kind.LOADED:
                 self._loaded = True
+                if frame.body:
+                    log.warning(
+                        "importing the main module or the dataset's modules %s, which forked workers cannot share: "
+                        "each worker is started with an interpreter of its own (do it in worker_init_fn or lazily "
+                        "for faster starts)",
+                        frame.body.decode(),
+                    )
             elif frame.kind == Kind.FORKED:
                 worker = self._worker(frame.extra, wire.load(frame.body))
                 if worker is not None:

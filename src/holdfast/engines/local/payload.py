@@ -15,6 +15,9 @@ import contextlib
 import copyreg
 import importlib
 import io
+import os
+import stat
+import threading
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -50,19 +53,49 @@ class Payload:
         return self._pickled is not None
 
     def warm(self) -> None:
-        """In the zygote: load what workers may share, and import what they need, once for all."""
-        if self._pickled is None:
-            return
-        if self.shareable:
-            self._job = self.load()
-            self._pickled = None
-            return
+        """In the zygote: import what workers need, once for all."""
         for name in self._modules:
             with contextlib.suppress(Exception):  # a worker will say why, in its own words
                 importlib.import_module(name)
 
+    def keep_loaded(self) -> None:
+        """In the zygote: load once for all workers, if they may share it."""
+        if self._pickled is not None and self.shareable:
+            self._job = self.load()
+            self._pickled = None
+
+    def as_pickled(self) -> Payload:
+        """A payload that pickles as it is, for a worker that loads by itself."""
+        copy = _Carried(None)
+        copy._pickled = self._pickled
+        return copy
+
     def load(self) -> Any:
         return self._job if self._pickled is None else ForkingPickler.loads(self._pickled)
+
+
+class _Carried(Payload):
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__
+
+
+def unforkable(control: int) -> str:
+    """What the imports of a spawned zygote opened or started that a fork cannot share; "" when there is nothing."""
+    threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if threads:
+        return f"started threads ({', '.join(threads[:3])})"
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd <= 2 or fd == control:
+            continue
+        try:
+            target, mode = os.readlink(f"/proc/self/fd/{name}"), os.fstat(fd).st_mode
+        except OSError:
+            continue
+        shared_memory = target.startswith(("/memfd:", "/dev/shm/")) or target.endswith("(deleted)")
+        if (stat.S_ISREG(mode) and not shared_memory) or stat.S_ISSOCK(mode):
+            return f"opened {target}"
+    return ""
 
 
 class _Noting(ForkingPickler):
@@ -80,15 +113,15 @@ class _Noting(ForkingPickler):
             self._seen.add(kind)
             named = obj if isinstance(obj, type) else kind
             self.modules.setdefault(named.__module__)
-            self.runs_user_code = self.runs_user_code or _runs_user_code(kind)
+            self.runs_user_code = self.runs_user_code or runs_user_code(kind)
         return NotImplemented
 
 
-def _runs_user_code(kind: type) -> bool:
-    """Whether restoring an object of this type calls something that a user wrote."""
+def runs_user_code(kind: type, also: tuple[str, ...] = ()) -> bool:
+    """Whether restoring an object of this type calls something that a user wrote; `also`: other methods that count."""
     if kind in copyreg.dispatch_table and not _is_plain(copyreg.dispatch_table[kind]):
         return True
-    for hook in _HOOKS:
+    for hook in (*_HOOKS, *also):
         for owner in kind.__mro__:
             if hook in vars(owner):
                 if not _is_plain(owner) and not _is_generated(vars(owner)[hook]):

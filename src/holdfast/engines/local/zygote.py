@@ -19,6 +19,7 @@ import signal
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,8 @@ from holdfast._system.processes import Activity
 from holdfast._transport import wire
 from holdfast._transport.wire import Kind
 from holdfast._worker import failures
+from holdfast.engines.local import payload as payloads
+from holdfast.engines.local import solo
 from holdfast.engines.local.payload import Payload
 from holdfast.engines.local.watch import Judgement, WatchSettings, judge
 from holdfast.records import Stage
@@ -67,16 +70,21 @@ def main(sock: socket.socket, payload: Payload, entry: Entry, settings: WatchSet
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGTERM, lambda *_: None)
     channel = Channel(sock, blocking=True, owned=True)
+    unforkable = ""
     try:
         if payload.is_pickled:
             with _leaving_with(sock):
                 payload.warm()
+            unforkable = payloads.unforkable(sock.fileno())
+            if not unforkable:
+                with _leaving_with(sock):
+                    payload.keep_loaded()
     except BaseException as error:
         channel.send(Kind.UNLOADABLE, 0, 0, [wire.dump(failures.capture(error, Stage.STARTING))])
         os._exit(1)
     # What is here now is shared with every worker: keep the collector from writing to it.
     gc.freeze()
-    Zygote(channel, payload, entry, settings, (woken, wake)).serve()
+    Zygote(channel, payload, entry, settings, (woken, wake), unforkable).serve()
     os._exit(0)
 
 
@@ -104,7 +112,13 @@ def _leaving_with(sock: socket.socket) -> Iterator[None]:
 
 class Zygote:
     def __init__(
-        self, channel: Channel, payload: Payload, entry: Entry, settings: WatchSettings, wake: tuple[int, int]
+        self,
+        channel: Channel,
+        payload: Payload,
+        entry: Entry,
+        settings: WatchSettings,
+        wake: tuple[int, int],
+        unforkable: str,
     ) -> None:
         self._channel = channel
         self._payload = payload
@@ -116,10 +130,11 @@ class Zygote:
         self._poller.register(channel.fileno(), select.POLLIN)
         self._wake = wake
         self._slowest_s = 0.0
+        self._unforkable = unforkable  # why workers get an interpreter of their own
         self._poller.register(wake[0], select.POLLIN)
 
     def serve(self) -> None:
-        self._channel.send(Kind.LOADED, os.getpid(), processes.thread_count())
+        self._channel.send(Kind.LOADED, os.getpid(), parts=[self._unforkable.encode()])
         while True:
             interval = self._settings.interval_s * 1000 if self._children else 5000
             for fd, _ in self._poller.poll(interval):
@@ -182,6 +197,8 @@ class Zygote:
                 os.close(child.stack_fd)
             if self._trainer >= 0:
                 os.close(self._trainer)
+            if self._unforkable:
+                solo.become(slot, (socket_fd, box_fd, stack_fd), self._payload, self._entry, os.getppid())
             processes.name_thread(f"holdfast-w{slot}")
             channel = Channel(socket.socket(fileno=socket_fd), blocking=True, owned=True)
             process = multiprocessing.Process(
@@ -194,6 +211,8 @@ class Zygote:
             # closed stdin, sys.exit as exit code, flushed streams.
             process._parent_pid = os.getppid()  # type: ignore[attr-defined]
             code = process._bootstrap(parent_sentinel=None)  # type: ignore[attr-defined]
+        except BaseException:  # nobody above us to tell: the zygote's frames are not ours
+            traceback.print_exc()
         finally:
             os._exit(code)
 

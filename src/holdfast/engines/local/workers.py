@@ -1,0 +1,74 @@
+"""What the trainer holds of each worker: its end of things, what arrived from it, what outlives it.
+
+Reads   nothing by itself; the engine does.
+Writes  nothing.
+Never   a process: handles and memories only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast._capture.blackbox import BlackBox
+from holdfast._system.channel import Channel, Frame
+from holdfast._transport import packing, wire
+from holdfast._transport.cells import CellTable
+from holdfast.records import Failure
+
+
+class Result:
+    """A batch that has arrived: opened when its turn comes."""
+
+    __slots__ = ("_body", "_parcel", "_table", "failures")
+
+    def __init__(self, frame: Frame, table: CellTable) -> None:
+        self._body = frame.body
+        self._table = table
+        self._parcel = packing.adopt(frame.body, frame.extra, frame.descriptors, table)
+
+    @property
+    def side(self) -> wire.Side:
+        return self._parcel.side
+
+    def open(self) -> Any:
+        return packing.unpack(self._parcel, self._body, self._table)
+
+    def discard(self) -> None:
+        packing.discard(self._parcel, self._table)
+
+
+@dataclass
+class Memory:
+    """What outlives a slot's worker: enough for the next one to go on where it was."""
+
+    last_seq: int | None = None
+    place: bytes | None = None
+    random_at_start: bytes | None = None
+    random_now: bytes | None = None
+    dataset: bytes | None = None
+    steps: tuple[tuple[int, frozenset[int]], ...] = ()
+
+    def arrived(self, seq: int, place: bytes | None) -> None:
+        """A batch has arrived: this is where its slot stands now."""
+        self.last_seq = seq
+        if place is not None:
+            self.place, self.steps = place, ()
+
+
+@dataclass
+class Worker:
+    slot: int
+    incarnation: int
+    channel: Channel
+    box: BlackBox
+    stack_fd: int
+    pid: int = -1
+    table: CellTable = field(default_factory=CellTable)
+    status: int | None = None
+    hung: bool = False
+    seconds: float = 0.0
+    hung_up_at: float | None = None
+    unprepared: Failure | None = None
+    lost: bool = False  # its zygote is gone, and its status with it
+    registered: bool = True
