@@ -14,7 +14,7 @@ _HOMES = {
     "FaultPolicy": "holdfast.settings",
     "Incident": "holdfast.records",
     "IncidentKind": "holdfast.records",
-    "Statistics": "holdfast.records",
+    "Statistics": "holdfast.statistics",
     "HoldfastError": "holdfast.errors",
     "ForkedLoaderError": "holdfast.errors",
     "TooManyFaultsError": "holdfast.errors",
@@ -47,8 +47,9 @@ if TYPE_CHECKING:
         WorkerStartError,
     )
     from holdfast.loader.dataloader import DataLoader
-    from holdfast.records import Incident, IncidentKind, Statistics
+    from holdfast.records import Incident, IncidentKind
     from holdfast.settings import FaultPolicy
+    from holdfast.statistics import Statistics
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,6 @@ turns the former into the latter; the log, the statistics and the tests read the
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import signal as _signal
 from collections.abc import Mapping
@@ -474,37 +473,3 @@ Action: TypeAlias = (
     | StepOver
     | GiveUp
 )
-
-
-# ---------------------------------------------------------------- statistics
-
-
-@dataclass(frozen=True)
-class SlotStatistics:
-    slot: int
-    state: str
-    pid: int | None
-    incarnation: int
-    doing: str
-    batch: int
-    seconds: float
-    queued: int
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """A snapshot of a loader: counts since it was made, and its slots as they are now."""
-
-    epoch: int = 0
-    delivered: int = 0
-    errored: int = 0
-    emptied: int = 0
-    restarts: int = 0
-    retries: int = 0
-    replaced: int = 0
-    quarantined: int = 0
-    incidents: int = 0
-    slots: tuple[SlotStatistics, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)

@@ -136,12 +136,10 @@ class Arena:
         keep = []
         found = None
         for cell in self._free:
-            if _is_looked_at(cell.array):
+            if _is_looked_at(cell.array) or not wanted // 2 <= cell.size <= max(4 * wanted, _GRAIN):
                 self._drop(cell)
             elif found is None and cell.size >= size and cell.size >= wanted * 3 // 4:
                 found = cell
-            elif cell.size < wanted // 2 or cell.size > 4 * wanted:
-                self._drop(cell)
             else:
                 keep.append(cell)
         self._free = keep

@@ -40,7 +40,7 @@ def reduce(pickler: BatchPickler, obj: Any) -> Any:
         return _reduce_tensor(pickler, obj)
     if kind is torch.UntypedStorage and obj.device.type == "cpu":
         return _storage, (_stored(pickler, obj).buffer,)
-    if kind is torch.TypedStorage and obj.device.type == "cpu":
+    if kind is torch.TypedStorage and obj._untyped_storage.device.type == "cpu":
         return _typed_storage, (_stored(pickler, obj._untyped_storage), obj.dtype)
     return NotImplemented
 

@@ -55,7 +55,7 @@ class Randomness:
 
     def __init__(self) -> None:
         self._random = _flat_random()
-        self._numpy_module: Any = None
+        self._numpy_bits: Any = None  # held, so that the memory we read stays where it is
         self._numpy: tuple[Callable[[], bytes], Callable[[], bytes]] | None = None
         self._numpy_around = b""
         self._numpy_gauss: tuple[int, float] = (0, 0.0)
@@ -80,8 +80,9 @@ class Randomness:
         numpy = sys.modules.get("numpy")
         if numpy is None or "numpy.random" not in sys.modules:
             return b""
-        if self._numpy_module is not numpy:
-            self._numpy_module = numpy
+        bits = numpy.random.mtrand._rand._bit_generator
+        if self._numpy_bits is not bits:  # looked at anew when a user exchanges it
+            self._numpy_bits = bits
             self._numpy = _flat_numpy(numpy)
             self._numpy_around = b""
         if self._numpy is None:

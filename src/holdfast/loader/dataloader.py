@@ -18,8 +18,9 @@ from torch.utils.data import Dataset, Sampler
 from holdfast.loader.inline import InlineIterator
 from holdfast.loader.iterator import SupervisedIterator
 from holdfast.loader.ledger import Ledger, Quarantine
-from holdfast.records import Incident, Statistics
+from holdfast.records import Incident
 from holdfast.settings import FaultPolicy, FaultRule, fault_policy
+from holdfast.statistics import Statistics
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -38,6 +38,7 @@ from holdfast.loader.raising import reraise
 from holdfast.loader.streams import StreamJob
 from holdfast.records import Outcome
 from holdfast.settings import FaultPolicy
+from holdfast.statistics import SlotStatistics
 
 
 class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
@@ -264,12 +265,12 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
     def counts(self) -> tuple[int, int, int]:
         return self._machine.restarts, self._machine.retries, self._machine.replaced
 
-    def slot_statistics(self) -> tuple[r.SlotStatistics, ...]:
+    def slot_statistics(self) -> tuple[SlotStatistics, ...]:
         rows = []
         for slot in self._machine.slots:
             pid, in_hand = (None, None) if self._shutdown else self._engine.look(slot.number)
             rows.append(
-                r.SlotStatistics(
+                SlotStatistics(
                     slot=slot.number,
                     state="closed" if self._shutdown else slot.state,
                     pid=pid,

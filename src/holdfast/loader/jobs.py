@@ -77,6 +77,7 @@ class LoaderJob:
             settings.worker_init_fn(slot)
         if restored.dataset is not None:
             self.dataset = wire.load(restored.dataset)
+            self._seed_pipe(restored.epoch_note)
             self._set_worker_info(slot, seed)
         if restored.random_at_start is not None:
             desk.randomness.set(restored.random_at_start)

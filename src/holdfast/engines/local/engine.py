@@ -252,7 +252,8 @@ class LocalEngine:
         if kind == _RESULT:
             result = Result(frame, worker.table)
             side = result.side
-            kept.arrived(frame.seq, side.place)
+            if slot not in self._epoch_open:  # else it belongs to the epoch before
+                kept.arrived(frame.seq, side.place)
             news.append((r.TaskFinished(slot, incarnation, frame.seq, side.failures), result))
         elif kind == Kind.READY:
             news.append((r.WorkerReady(slot, incarnation, bool(frame.extra)), None))
@@ -260,14 +261,16 @@ class LocalEngine:
             news.append((r.TaskFinished(slot, incarnation, frame.seq), None))
         elif kind in (Kind.EMPTY, Kind.ENDED):
             side = wire.load(frame.body)
-            kept.arrived(frame.seq, side.place)
+            if slot not in self._epoch_open:  # else it belongs to the epoch before
+                kept.arrived(frame.seq, side.place)
             event = r.TaskFinished(
                 slot, incarnation, frame.seq, side.failures, empty=kind == Kind.EMPTY, ended=kind == Kind.ENDED
             )
             news.append((event, None))
         elif kind == Kind.ERROR:
             failure, side = wire.load(frame.body)
-            kept.arrived(frame.seq, side.place)
+            if slot not in self._epoch_open:  # else it belongs to the epoch before
+                kept.arrived(frame.seq, side.place)
             news.append((r.TaskErrored(slot, incarnation, frame.seq, failure, side.failures, bool(frame.extra)), None))
         elif kind == Kind.ASK:
             news.append((r.DecisionAsked(slot, incarnation, worker.pid, frame.seq, wire.load(frame.body)), None))
