@@ -98,19 +98,16 @@ def activity(pid: int) -> Activity | None:
         ticks += int(fields[11]) + int(fields[12])
         if state in (b"T", b"t"):
             stopped = True
-        if not (state == b"S" and _in_futex(pid, thread)):
+        if not (state == b"S" and _waits_for_lock(pid, thread)):
             locked = False
     return Activity(stopped=stopped, all_wait_for_locks=locked, cpu_ticks=ticks)
 
 
-def _in_futex(pid: int, thread: str) -> bool:
+def _waits_for_lock(pid: int, thread: str) -> bool:
     try:
         with open(f"/proc/{pid}/task/{thread}/syscall") as file:
-            return file.read().split(maxsplit=1)[0] == str(_FUTEX)
-    except (OSError, IndexError):
-        pass
-    try:
-        with open(f"/proc/{pid}/task/{thread}/wchan") as file:
-            return "futex" in file.read()
-    except OSError:
+            # number, address, operation, value, timeout, …: a wait with a timeout ends by itself
+            words = file.read().split()
+            return words[0] == str(_FUTEX) and int(words[4], 16) == 0
+    except (OSError, IndexError, ValueError):
         return False

@@ -115,11 +115,15 @@ def adopt(body: bytearray, inline: int, descriptors: tuple[int, ...], table: Cel
     return parcel
 
 
-def unpack(parcel: wire.Parcel, body: bytearray, table: CellTable) -> Any:
-    """The batch, its tensors and arrays being views of the cells it came in."""
+def unpack(parcel: wire.Parcel, body: bytearray, table: CellTable, roots: dict[int, Any] | None = None) -> Any:
+    """The batch, its tensors and arrays being views of the cells it came in.
+
+    `roots` keeps the leases when this is interrupted and called again.
+    """
     if not parcel.buffers:
         return pickle.loads(parcel.pickled)
-    roots: dict[int, Any] = {wire.INLINE: np.frombuffer(body, np.uint8)}
+    roots = {} if roots is None else roots
+    roots.setdefault(wire.INLINE, np.frombuffer(body, np.uint8))
     buffers = []
     for cell, offset, size in parcel.buffers:
         root = roots.get(cell)

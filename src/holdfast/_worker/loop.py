@@ -43,6 +43,7 @@ class Restored:
     place: bytes | None = None  # where a stream stood after the last batch that arrived
     dataset: bytes | None = None  # the dataset as it was when a later epoch began, where it had a state of its own
     steps: tuple[tuple[int, frozenset[int]], ...] = ()  # batches to leave behind: samples, and those that kill
+    iterations: int = 0  # how often iter(dataset) was called since `dataset` was kept, this epoch's not counted
 
 
 class Job(Protocol):

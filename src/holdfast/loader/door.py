@@ -18,6 +18,7 @@ from torch.utils.data import RandomSampler, SequentialSampler
 from holdfast import errors
 from holdfast import records as r
 from holdfast._transport import wire
+from holdfast._worker import failures
 from holdfast.loader import tasks
 from holdfast.loader.ledger import Ledger, StreamIndex, key_of
 from holdfast.loader.raising import rebuilt
@@ -166,6 +167,27 @@ class Door:
         rule = self.policy.on_error if incident.kind is r.IncidentKind.EXCEPTION else self.policy.crash_rule
         assert callable(rule)
         return decision_of(rule(incident))
+
+    def unreadable(self, seq: int, slot: int, error: Exception) -> Incident:
+        """Report a batch that arrived and cannot be unpickled here."""
+        failure = failures.capture(error, r.Stage.SENDING)
+        keep = self.policy.on_error not in ("skip", "replace")
+        raw = Incident(
+            r.IncidentKind.EXCEPTION,
+            slot,
+            0,
+            -1,
+            seq,
+            InHand(failure.stage, seq),
+            positions=tuple(range(self.size_of(seq))),
+            failure=failure,
+            action="raised" if keep else "left out, because it cannot be unpickled here",
+        )
+        incident = self.explain(raw)
+        self.incident_happened(incident)
+        if not keep:
+            self.quarantine(seq, incident.positions, incident)
+        return incident
 
     def decide_failure(self, seq: int, failure: Failure) -> Decision:
         """The user's word on an exception in this very process."""

@@ -34,7 +34,7 @@ from holdfast.engines.local.watch import WatchSettings
 from holdfast.loader.door import Door, give_up_error, replacement_pool
 from holdfast.loader.jobs import JobSettings, MapJob
 from holdfast.loader.ledger import Ledger
-from holdfast.loader.raising import reraise
+from holdfast.loader.raising import annotate, reraise
 from holdfast.loader.streams import StreamJob
 from holdfast.records import Outcome
 from holdfast.settings import FaultPolicy
@@ -169,10 +169,15 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
                 if not self._persistent_workers:
                     self._shutdown_workers()
                 raise StopIteration
-            concluded = self._runner.concluded.pop(seq)
-            slot = self._outstanding.pop(seq)
-            if self._in_order:
-                self._rcvd_idx = seq + 1
+            concluded = self._runner.concluded[seq]
+            data, problem = None, None
+            if concluded.outcome is Outcome.DELIVERED:
+                # Before anything is booked: when this is interrupted, the batch comes with the next call.
+                try:
+                    data = concluded.payload.open()
+                except Exception as error:
+                    problem = error
+            slot = self._book(seq)
             if concluded.outcome is Outcome.ENDED:
                 if self._workers_status[slot]:
                     self._workers_status[slot] = False
@@ -181,19 +186,41 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
                 continue
             self._workers_num_tasks[slot] -= 1
             self._try_put_index()
+            if problem is not None:
+                self._unreadable(seq, slot, problem)
+                continue
+            self._door.forget(seq)
             if concluded.outcome is Outcome.DELIVERED:
-                data = concluded.payload.open()
                 self._ledger.delivered += 1
-                self._door.forget(seq)
                 if self._pin_memory:
                     data = torch_pin.pin_memory(data, self._pin_memory_device)
                 return data
-            self._door.forget(seq)
             if concluded.outcome is Outcome.EMPTY:
                 self._ledger.emptied += 1
                 continue
             self._ledger.errored += 1
             self._raise(concluded, slot)
+
+    def _book(self, seq: int) -> int:
+        """This batch has had its turn; the slot that made it."""
+        self._runner.torn = True
+        del self._runner.concluded[seq]
+        slot = self._outstanding.pop(seq)
+        if self._in_order:
+            self._rcvd_idx = seq + 1
+        self._runner.torn = False
+        return slot
+
+    def _unreadable(self, seq: int, slot: int, error: Exception) -> None:
+        """A batch that the worker could pickle and this process cannot unpickle."""
+        incident = self._door.unreadable(seq, slot, error)
+        self._door.forget(seq)
+        if self._policy.on_error in ("skip", "replace"):
+            self._ledger.emptied += 1
+            return
+        self._ledger.errored += 1
+        annotate(error, incident)
+        raise error
 
     def _next_seq(self) -> int | None:
         """The batch whose turn it is, waiting for it; None when there is none left."""

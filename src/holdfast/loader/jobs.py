@@ -79,6 +79,7 @@ class LoaderJob:
             self.dataset = wire.load(restored.dataset)
             self._seed_pipe(restored.epoch_note)
             self._set_worker_info(slot, seed)
+        self.replay_iterations(restored.iterations)
         if restored.random_at_start is not None:
             desk.randomness.set(restored.random_at_start)
         else:
@@ -92,6 +93,9 @@ class LoaderJob:
         self._seed_pipe(note)
         self.open(Restored(random_at_start=self.desk.randomness.read()))
         return kept
+
+    def replay_iterations(self, count: int) -> None:
+        """Let earlier epochs begin, for what that changes in the dataset."""
 
     def keep_dataset(self) -> bytes:
         """What a replacement needs of the dataset's own state in a later epoch."""

@@ -34,10 +34,18 @@ def rebuilt(incident: Incident) -> BaseException:
         wrapper.reraise()
         raise AssertionError("ExceptionWrapper.reraise returned")
     except BaseException as error:
-        add_note(error, note(incident))
-        with contextlib.suppress(AttributeError, TypeError):  # a class with __slots__ takes no new fields
-            error.incident = incident  # type: ignore[attr-defined]
+        if isinstance(error, StopIteration):
+            # Raised out of next() it would pass for the end of the epoch, and the rest would be silently missing.
+            error = RuntimeError(str(error))
+        annotate(error, incident)
         return error.with_traceback(None)
+
+
+def annotate(error: BaseException, incident: Incident) -> None:
+    """Add what is known to an exception, as a note and as a field."""
+    add_note(error, note(incident))
+    with contextlib.suppress(Exception):  # likewise
+        error.incident = incident  # type: ignore[attr-defined]
 
 
 def note(incident: Incident) -> str:
@@ -48,12 +56,11 @@ def note(incident: Incident) -> str:
 
 
 def add_note(error: BaseException, text: str) -> None:
-    if hasattr(error, "add_note"):
-        error.add_note(text)
-    else:
-        notes = getattr(error, "__notes__", [])
-        with contextlib.suppress(AttributeError, TypeError):
-            error.__notes__ = [*notes, text]  # type: ignore[attr-defined]
+    with contextlib.suppress(Exception):  # a class may refuse new attributes in any way it likes
+        if hasattr(error, "add_note"):
+            error.add_note(text)
+        else:
+            error.__notes__ = [*getattr(error, "__notes__", []), text]  # type: ignore[attr-defined]
 
 
 def _type_of(pickled: bytes | None) -> Any:

@@ -93,6 +93,7 @@ class StreamJob(LoaderJob):
         self._held: tuple[int, dict[int, Any], bytes] | None = None  # taken for a probe, and used again after it
         self._restored = Restored()
         self._told_unkept = False
+        self._fresh = b""
         self._base = _START
         self._batches: list[Run] = []  # since the base
         self._whole = True  # the batch in hand is collated as it was taken
@@ -113,6 +114,8 @@ class StreamJob(LoaderJob):
         self._stepped_over = list(place.stepped_over)
         self._batches = [Run(*run) for run in place.batches]
         self._collate_draws = place.collate_draws
+        if self.settings.policy.retry_on or self.settings.asks:
+            self._fresh = self.keep_dataset()  # a retry calls iter(dataset) again, which may change it
         self._iterator = self._iterator_at(base)
         self.can_skip = hasattr(self._iterator, "skip")
         self._taken = base.taken
@@ -168,6 +171,12 @@ class StreamJob(LoaderJob):
             self._stepped_over.extend(begun + position for position in killers)
         self._forward(count, collate=False)
         self._batches.append(Run(self._taken - begun, 1, random_after or self.desk.randomness.read()))
+
+    def replay_iterations(self, count: int) -> None:
+        for _ in range(count):
+            iterator = iter(self.dataset)
+            if inspect.isgenerator(iterator):
+                next(iterator, None)  # a generator's body runs only then
 
     def keep_dataset(self) -> bytes:
         """The dataset as it is before iter(), if that is a small matter of plain values."""
@@ -306,6 +315,9 @@ class StreamJob(LoaderJob):
 
     def _back_to_begin(self) -> None:
         """Before a retry: a fresh iterator, brought to where this batch began."""
+        if self._fresh:
+            self.dataset = wire.load(self._fresh)
+            self._set_worker_info(self.slot, self.settings.base_seed + self.slot)
         place = wire.dump(tuple(self._at_begin))
         restored = self._restored
         if restored.random_at_start is not None:

@@ -147,6 +147,7 @@ class LocalEngine:
             kept.place,
             kept.dataset,
             kept.steps,
+            kept.iterations,
         )
         channel.send(Kind.RESTORE, parts=[wire.dump(restored)])
         self._workers[slot] = worker
@@ -180,8 +181,9 @@ class LocalEngine:
             if kept.random_now is not None:
                 kept.random_at_start = kept.random_now
             # Not yet: iter(dataset) may draw before the first batch of this epoch arrives.
-            kept.random_now = kept.place = kept.last_seq = kept.dataset = None
+            kept.random_now = kept.place = kept.last_seq = None
             kept.steps = ()
+            kept.iterations += 1
             if worker is not None and worker.status is None:
                 self._epoch_open.add(slot)
                 worker.channel.send(Kind.EPOCH, epoch, parts=[wire.dump(note)])
@@ -278,7 +280,8 @@ class LocalEngine:
             worker.unprepared = wire.load(frame.body)
         elif kind == Kind.EPOCH_BEGUN:
             self._epoch_open.discard(slot)
-            kept.dataset = bytes(frame.body) or None
+            if frame.body:  # else it cannot be kept, and the replay of iter(dataset) grows longer
+                kept.dataset, kept.iterations = bytes(frame.body), 0
 
     def _read_control(self, news: list[News]) -> None:
         control = self._control
@@ -444,7 +447,10 @@ class LocalEngine:
         worker = self._workers[slot]
         if worker is None:
             return None, None
-        return (worker.pid if worker.pid > 0 else None), worker.box.in_hand()
+        try:
+            return (worker.pid if worker.pid > 0 else None), worker.box.in_hand()
+        except ValueError:  # another thread is just putting it away
+            return None, None
 
     def place_of(self, slot: int) -> bytes | None:
         """Where a slot's stream stood after the last batch that arrived."""

@@ -20,11 +20,12 @@ from holdfast.records import Failure
 class Result:
     """A batch that has arrived: opened when its turn comes."""
 
-    __slots__ = ("_body", "_parcel", "_table", "failures")
+    __slots__ = ("_body", "_parcel", "_roots", "_table")
 
     def __init__(self, frame: Frame, table: CellTable) -> None:
         self._body = frame.body
         self._table = table
+        self._roots: dict[int, Any] = {}  # leases: an interrupted opening must not give the cells back
         self._parcel = packing.adopt(frame.body, frame.extra, frame.descriptors, table)
 
     @property
@@ -32,7 +33,7 @@ class Result:
         return self._parcel.side
 
     def open(self) -> Any:
-        return packing.unpack(self._parcel, self._body, self._table)
+        return packing.unpack(self._parcel, self._body, self._table, self._roots)
 
     def discard(self) -> None:
         packing.discard(self._parcel, self._table)
@@ -48,6 +49,7 @@ class Memory:
     random_now: bytes | None = None
     dataset: bytes | None = None
     steps: tuple[tuple[int, frozenset[int]], ...] = ()
+    iterations: int = 0  # epochs that began since `dataset` was kept
 
     def arrived(self, seq: int, place: bytes | None) -> None:
         """A batch has arrived: this is where its slot stands now."""
