@@ -20,7 +20,7 @@ from holdfast.records import InHand, Stage
 COPIES = 18  # of the random state: one more than there are batches on their way to the trainer at once
 _STATE_ROOM = 16384 - 16
 SIZE = 12288 + COPIES * 16384
-_STAGE, _BATCH, _POSITION, _SINCE, _SLOWEST, _DONE, _PID, _COUNT, _STAND_IN = range(9)
+_STAGE, _BATCH, POSITION, SINCE, _SLOWEST, _DONE, _PID, _COUNT, _STAND_IN = range(9)
 _LAST_STAGE = max(Stage)
 _STATES = tuple(12288 + 16384 * copy for copy in range(COPIES))
 
@@ -32,7 +32,8 @@ class BlackBox:
 
     def __init__(self, mapped: ctypes.Array[ctypes.c_ubyte]) -> None:
         self._bytes = memoryview(mapped).cast("B")
-        self._words = self._bytes[:512].cast("q")
+        # Open to the innermost loop of a job, which notes POSITION and SINCE itself: a call per sample costs too much.
+        self.words = self._bytes[:512].cast("q")
         self._heads = tuple(self._bytes[at : at + 16].cast("q") for at in _STATES)
         self._turn = 0
 
@@ -40,42 +41,44 @@ class BlackBox:
 
     def begin(self, pid: int) -> None:
         self.forget_random_states()
-        self._words[_PID] = pid
+        self.words[_PID] = pid
         self.enter(Stage.STARTING)
 
     def enter(self, stage: int, batch: int = -1, position: int = -1, count: int = 1) -> None:
-        words = self._words
+        words = self.words
         words[_COUNT] = count
         words[_STAND_IN] = -1
-        words[_SINCE] = time.monotonic_ns()
-        words[_POSITION] = position
+        words[SINCE] = time.monotonic_ns()
+        words[POSITION] = position
         words[_BATCH] = batch
         words[_STAGE] = stage
 
     def note_stand_in(self, index: object) -> None:
         """What is in hand is not what the sampler drew."""
-        self._words[_STAND_IN] = index if isinstance(index, int) and 0 <= index < 1 << 62 else -1
+        self.words[_STAND_IN] = index if isinstance(index, int) and 0 <= index < 1 << 62 else -1
 
     def fetch(self, position: int) -> None:
         """Note the sample that is now in hand; the one before it was healthy."""
-        words = self._words
+        words = self.words
         now = time.monotonic_ns()
-        took = now - words[_SINCE]
-        if took > words[_SLOWEST] and words[_STAGE] == 4 and words[_POSITION] >= 0:  # Stage.FETCHING
+        took = now - words[SINCE]
+        if took > words[_SLOWEST] and words[_STAGE] == 4 and words[POSITION] >= 0:  # Stage.FETCHING
             words[_SLOWEST] = took
-        words[_SINCE] = now
-        words[_POSITION] = position
+        words[SINCE] = now
+        words[POSITION] = position
         words[_STAGE] = 4
 
     def finished(self) -> None:
         """The sample, batch or message in hand was healthy."""
-        words = self._words
-        took = time.monotonic_ns() - words[_SINCE]
-        if took > words[_SLOWEST]:
-            words[_SLOWEST] = took
+        self.was_healthy(time.monotonic_ns() - self.words[SINCE])
+
+    def was_healthy(self, nanoseconds: int) -> None:
+        """Something healthy took so long."""
+        if nanoseconds > self.words[_SLOWEST]:
+            self.words[_SLOWEST] = nanoseconds
 
     def count_done(self) -> None:
-        self._words[_DONE] += 1
+        self.words[_DONE] += 1
 
     def forget_random_states(self) -> None:
         for head in self._heads:
@@ -98,8 +101,8 @@ class BlackBox:
     # ------------------------------------------------------------ the other side
 
     def in_hand(self, now_ns: int | None = None) -> InHand:
-        words = self._words
-        stage, batch, position, since = words[_STAGE], words[_BATCH], words[_POSITION], words[_SINCE]
+        words = self.words
+        stage, batch, position, since = words[_STAGE], words[_BATCH], words[POSITION], words[SINCE]
         if not 0 <= stage <= _LAST_STAGE:  # a wild write over the record: the worker is dead or dying of it
             stage, batch, position = Stage.FETCHING_MANY, -1, -1
         seconds = ((time.monotonic_ns() if now_ns is None else now_ns) - since) / 1e9 if since else 0.0
@@ -109,17 +112,17 @@ class BlackBox:
     @property
     def count(self) -> int:
         """How many samples are in hand at once."""
-        return max(1, self._words[_COUNT])
+        return max(1, self.words[_COUNT])
 
     @property
     def slowest_s(self) -> float:
-        return self._words[_SLOWEST] / 1e9
+        return self.words[_SLOWEST] / 1e9
 
     @property
     def mark(self) -> tuple[int, int, int, int]:
         """Changes whenever the worker gets on with anything."""
-        words = self._words
-        return words[_STAGE], words[_BATCH], words[_POSITION], words[_SINCE]
+        words = self.words
+        return words[_STAGE], words[_BATCH], words[POSITION], words[SINCE]
 
     def random_state(self, batch: int) -> bytes | None:
         """The random state right after `batch`, if the worker got that far."""
@@ -129,7 +132,7 @@ class BlackBox:
         return None
 
     def release(self) -> None:
-        self._words.release()
+        self.words.release()
         for head in self._heads:
             head.release()
         self._bytes.release()

@@ -20,6 +20,7 @@ import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data._utils import worker as torch_worker
 
+from holdfast._capture.blackbox import POSITION, SINCE
 from holdfast._fleet.policy import pause_s
 from holdfast._transport import wire
 from holdfast._worker import failures
@@ -270,11 +271,17 @@ class MapJob(LoaderJob):
         fetch = box.fetch
         if not samples:
             position = -1
+            words, clock = box.words, time.monotonic_ns
+            since, slowest = clock(), 0
             try:
                 for position, index in live.items():
-                    fetch(position)
+                    words[POSITION] = position
                     samples[position] = dataset[index]
-                box.finished()
+                    now = words[SINCE] = clock()
+                    if now - since > slowest:
+                        slowest = now - since
+                    since = now
+                box.was_healthy(slowest)
                 return None
             except Exception as error:
                 self._failed(error, seq, position, task, live, samples)
