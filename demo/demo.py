@@ -1,0 +1,234 @@
+"""Trains a small network on image files, five of which are bad: first with stock torch, then with holdfast.
+
+Reads   what it writes: scikit-learn's digits as PNG files in a temporary folder.
+Writes  to standard output: what happens, a progress bar, the table of what happened.
+Never   the network; nothing outside its temporary folder.
+
+Exit status 0 when holdfast kept its word: two whole epochs, every healthy sample exactly once in each, and exactly the
+planted samples in quarantine. Anything else is 1, with the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from digits import PLANTED, TEST, TRAIN, Digits, Fault, write_images
+from rich.console import Console
+from rich.padding import Padding
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+from training import BATCH_SIZE, EPOCHS, SEED, Network, accuracy, make_loader, train
+
+import holdfast
+from holdfast import DataLoader, FaultPolicy
+
+STOCK_LIMIT_S = 60
+POLICY = FaultPolicy(on_error="skip", sample_timeout=1.5)
+
+
+class IncidentLines(logging.Handler):
+    """holdfast's log, printed above the progress bar instead of through it."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tell(self._console, record.getMessage(), "yellow")
+
+
+def tell(console: Console, text: str, style: str = "") -> None:
+    """A paragraph, indented, broken between words where the terminal is narrow."""
+    console.print(Padding(Text(text, style), (0, 0, 0, 2), expand=False))
+
+
+def main() -> int:
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(highlight=False, width=100)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    torch.manual_seed(SEED)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as name:
+        folder = Path(name)
+        write_images(folder)
+        console.print(f"{TRAIN + TEST} handwritten digits, a PNG file each; of the {TRAIN} to train on, five are bad:")
+        tell(console, ", ".join(f"{number} ({fault.value})" for number, fault in PLANTED.items()))
+        failures = before(console, folder) + after(console, folder)
+    for failure in failures:
+        tell(console, f"FAILED: {failure}", "bold red")
+    if failures:
+        return 1
+    healthy = TRAIN - len(PLANTED)
+    tell(
+        console,
+        f"Checked: each of the {healthy} healthy samples came exactly once in each epoch, and exactly the five planted "
+        "ones are in quarantine, each with its true cause.",
+        "bold green",
+    )
+    return 0
+
+
+# ---------------------------------------------------------------- stock torch
+
+
+def before(console: Console, folder: Path) -> list[str]:
+    """Train with stock torch, in a process of its own, and show how it ends. Returns what is wrong with that."""
+    console.rule("torch.utils.data.DataLoader")
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("stock.py")), str(folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        with console.status("training …"):
+            output, error = process.communicate(timeout=STOCK_LIMIT_S)
+        ended = f"exit status {process.returncode}"
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, error = process.communicate()
+        ended = f"nothing happened any more; ended by the demonstration after {STOCK_LIMIT_S} s"
+    lines = error.splitlines()
+    trained, all_batches = output.count("\n"), EPOCHS * -(-TRAIN // BATCH_SIZE)
+    tell(console, f"{trained} of {all_batches} batches trained, then, in {len(lines)} lines of standard error:")
+    for line in said(lines):
+        tell(console, line, "red")
+    tell(console, f"{ended}: the job is over, and nobody knows which file it was")
+    return [] if process.returncode else ["stock torch survived the planted faults: the demonstration shows nothing"]
+
+
+def said(lines: list[str]) -> list[str]:
+    """The errors in a program's last words, without the frames. Which ones torch ends with differs from run to run."""
+    errors = [line.rstrip() for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b", line)]
+    return list(dict.fromkeys(errors))[:3] or [line.rstrip() for line in lines if line.strip()][-3:]
+
+
+# ---------------------------------------------------------------- holdfast
+
+
+def after(console: Console, folder: Path) -> list[str]:
+    """Train with holdfast and show how it ends. Returns which promises were not kept."""
+    console.rule('holdfast.DataLoader, faults="skip"')
+    dataset = Digits(folder, range(TRAIN), planted=PLANTED, augment=True)
+    loader = make_loader(DataLoader, dataset, faults=POLICY)
+    network = Network()
+    delivered: list[Counter[int]] = [Counter() for _ in range(EPOCHS)]
+    begun = time.monotonic()
+    with progress_bar(console) as progress:
+        bars = [
+            progress.add_task(f"epoch {epoch + 1}", total=TRAIN - len(PLANTED), start=False, loss="")
+            for epoch in range(EPOCHS)
+        ]
+        handler = IncidentLines(progress.console)
+        log = logging.getLogger("holdfast")
+        log.addHandler(handler)
+        progress.start_task(bars[0])
+
+        def saw(epoch: int, numbers: list[int], loss: float) -> None:
+            delivered[epoch].update(numbers)
+            progress.start_task(bars[epoch])
+            progress.update(bars[epoch], advance=len(numbers), loss=f"loss {loss:.3f}")
+
+        try:
+            train_accuracies = train(loader, network, saw)
+        except Exception as error:
+            return [f"the epoch ended with {type(error).__name__}: {error}"]
+        finally:
+            log.removeHandler(handler)
+    seconds = time.monotonic() - begun
+    test = Digits(folder, range(TRAIN, TRAIN + TEST), planted={}, augment=False)
+    test_accuracy = accuracy(DataLoader(test, batch_size=64, num_workers=2), network)
+    accuracies = " → ".join(f"{share:.1%}" for share in train_accuracies)
+    tell(
+        console,
+        f"{EPOCHS} epochs in {seconds:.1f} s; accuracy {accuracies}, on {TEST} unseen digits {test_accuracy:.1%}",
+    )
+    console.print(table_of(loader, dataset))
+    tell(console, summary_of(loader.statistics()))
+    return broken_promises(loader, delivered, test_accuracy)
+
+
+def progress_bar(console: Console) -> Progress:
+    columns = (
+        TextColumn("  {task.description}"),
+        BarColumn(bar_width=40),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[loss]}"),
+        TimeElapsedColumn(),
+    )
+    return Progress(*columns, console=console)
+
+
+def table_of(loader: Any, dataset: Digits) -> Table:
+    table = Table(title="What happened (loader.quarantine)", title_justify="left", expand=False)
+    for name in ("sample", "file", "worker", "cause", "done", "attempts"):
+        justify: Literal["left", "right"] = "right" if name in ("sample", "worker", "attempts") else "left"
+        table.add_column(name, justify=justify, no_wrap=name != "cause")
+    for index, incident in sorted(loader.quarantine.items()):
+        table.add_row(
+            str(index),
+            dataset.files[index].name,
+            str(incident.slot),
+            Text(incident.cause),
+            incident.action,
+            str(incident.attempt),
+        )
+    return table
+
+
+def summary_of(statistics: holdfast.Statistics) -> str:
+    return (
+        f"loader.statistics(): {statistics.delivered} batches delivered, {statistics.errored} raised, "
+        f"{statistics.emptied} left empty; "
+        f"{statistics.incidents} incidents, {statistics.restarts} workers replaced, "
+        f"{statistics.retries} samples tried again, {statistics.quarantined} in quarantine"
+    )
+
+
+def broken_promises(loader: Any, delivered: list[Counter[int]], test_accuracy: float) -> list[str]:
+    """What the demonstration promises, checked."""
+    broken = []
+    healthy = Counter(number for number in range(TRAIN) if number not in PLANTED)
+    for epoch, numbers in enumerate(delivered, 1):
+        if numbers != healthy:
+            missing, surplus = sorted((healthy - numbers).elements()), sorted((numbers - healthy).elements())
+            broken.append(f"epoch {epoch}: not delivered {missing}, delivered too often {surplus}")
+    if set(loader.quarantine) != set(PLANTED):
+        broken.append(f"in quarantine: {sorted(loader.quarantine)}, planted: {sorted(PLANTED)}")
+    for number, (kind, words) in EXPECTED.items():
+        incident = loader.quarantine.get(number)
+        if incident is not None and (incident.kind is not kind or words not in incident.cause):
+            broken.append(f"sample {number} is a {PLANTED[number].value}, the incident says: {incident.cause}")
+    if test_accuracy < 0.5:
+        broken.append(f"the network learned nothing: {test_accuracy:.1%} on unseen digits")
+    return broken
+
+
+_CAUSES = {
+    Fault.CORRUPT: (holdfast.IncidentKind.EXCEPTION, "raised "),
+    Fault.SEGFAULT: (holdfast.IncidentKind.CRASH, "SIGSEGV"),
+    Fault.KILLED: (holdfast.IncidentKind.CRASH, "SIGKILL"),
+    Fault.HANG: (holdfast.IncidentKind.HANG, "hung for"),
+    Fault.EXIT: (holdfast.IncidentKind.CRASH, "code 3"),
+}
+EXPECTED = {number: _CAUSES[fault] for number, fault in PLANTED.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
