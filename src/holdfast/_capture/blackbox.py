@@ -89,6 +89,8 @@ class BlackBox:
         size = len(state)
         if size > _STATE_ROOM:
             return
+        if self._heads[self._turn][0] == batch:  # kept once already, and then the batch could not be sent
+            self._heads[self._turn][0] = _NOTHING
         turn = self._turn = (self._turn + 1) % COPIES
         head, at = self._heads[turn], _STATES[turn] + 16
         # Unname the copy before its bytes change: dying in between must not leave

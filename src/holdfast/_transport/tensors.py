@@ -66,7 +66,7 @@ def _reduce_tensor(pickler: BatchPickler, tensor: torch.Tensor) -> Any:
     storage = tensor.untyped_storage()
     if tensor.nbytes * _WASTE < storage.nbytes() and tensor.nbytes + 4096 < storage.nbytes():
         requires_grad = tensor.requires_grad
-        tensor = tensor.detach().clone(memory_format=torch.contiguous_format)
+        tensor = tensor.detach().clone(memory_format=torch.preserve_format)
         storage = tensor.untyped_storage()
     else:
         requires_grad = tensor.requires_grad

@@ -338,9 +338,12 @@ class LocalEngine:
                 continue
             if worker.status is None:
                 if worker.hung_up_at is not None and now - worker.hung_up_at > _SILENT_EXIT_S and worker.pid > 0:
+                    if worker.asked_to_end and self._zygote_pid > 0:
+                        # The zygote does not answer: stopped, or stuck. It goes, its workers with it, and a new one comes.
+                        processes.kill(self._zygote_pid)
                     if self._control is not None:
                         self._control.send(Kind.KILL, worker.pid)
-                    worker.hung_up_at = now
+                    worker.hung_up_at, worker.asked_to_end = now, True
                 continue
             worker.channel.drained = worker.channel.closed
             while not worker.channel.drained:

@@ -71,6 +71,7 @@ class Worker:
     hung: bool = False
     seconds: float = 0.0
     hung_up_at: float | None = None
+    asked_to_end: bool = False
     unprepared: Failure | None = None
     lost: bool = False  # its zygote is gone, and its status with it
     registered: bool = True

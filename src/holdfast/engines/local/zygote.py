@@ -138,7 +138,7 @@ class Zygote:
         while True:
             interval = self._settings.interval_s * 1000 if self._children else 5000
             for fd, _ in self._poller.poll(interval):
-                if fd in (self._trainer, self._wake[0]):
+                if fd == self._trainer or (fd == self._wake[0] and self._was_told_to_leave()):
                     self._leave(grace_s=0.0)
                     return
                 if fd == self._channel.fileno():
@@ -152,6 +152,12 @@ class Zygote:
                         return
             self._reap()
             self._watch()
+
+    def _was_told_to_leave(self) -> bool:
+        """Whether the signal that woke us is SIGTERM: others may be the trainer's own affair."""
+        with contextlib.suppress(BlockingIOError):
+            return signal.SIGTERM in os.read(self._wake[0], 64)
+        return False
 
     # ------------------------------------------------------------ requests
 
