@@ -45,7 +45,7 @@ log = logging.getLogger("holdfast")
 _WRITABLE = int(select.EPOLLOUT)
 _RESULT = int(Kind.RESULT)
 _SILENT_EXIT_S = 1.0  # a worker that hung up must be reported dead within this time, or it is killed
-_CLOSE_WAIT_S = zygote.LEAVE_GRACE_S + 2.0
+_SILENT_ZYGOTE_S = 5.0  # and a zygote that does not even answer to that
 
 News = tuple[Event, Any]
 
@@ -337,9 +337,10 @@ class LocalEngine:
             if worker is None:
                 continue
             if worker.status is None:
-                if worker.hung_up_at is not None and now - worker.hung_up_at > _SILENT_EXIT_S and worker.pid > 0:
+                patience_s = _SILENT_ZYGOTE_S if worker.asked_to_end else _SILENT_EXIT_S
+                if worker.hung_up_at is not None and now - worker.hung_up_at > patience_s and worker.pid > 0:
                     if worker.asked_to_end and self._zygote_pid > 0:
-                        # The zygote does not answer: stopped, or stuck. It goes, its workers with it, and a new one comes.
+                        # Stopped, or stuck: it goes, its workers with it, and a new one comes.
                         processes.kill(self._zygote_pid)
                     if self._control is not None:
                         self._control.send(Kind.KILL, worker.pid)
