@@ -317,7 +317,8 @@ class StreamJob(LoaderJob):
         """Before a retry: a fresh iterator, brought to where this batch began."""
         if self._fresh:
             self.dataset = wire.load(self._fresh)
-            self._set_worker_info(self.slot, self.settings.base_seed + self.slot)
+            if self.settings.num_workers:  # else this is the trainer's own process
+                self._set_worker_info(self.slot, self.settings.base_seed + self.slot)
         place = wire.dump(tuple(self._at_begin))
         restored = self._restored
         if restored.random_at_start is not None:
