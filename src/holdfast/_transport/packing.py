@@ -22,27 +22,18 @@ import numpy as np
 from holdfast._transport import wire
 from holdfast._transport.cells import Arena, CellTable
 
-Reducer = Callable[["BatchPickler", Any], Any]
+Reducer = Callable[["Placer", Any], Any]
 
 
-class BatchPickler(pickle.Pickler):
-    """One batch's pickler; notes where each out-of-band buffer lies."""
+class Placer:
+    """Puts one batch's buffers into the arena, and notes where each lies."""
 
-    def __init__(self, file: io.BytesIO, arena: Arena, reducer: Reducer | None) -> None:
-        super().__init__(file, 5, buffer_callback=self._place_buffer)
+    def __init__(self, arena: Arena) -> None:
         self.arena = arena
         self.placed: list[tuple[int, int, int]] = []
         self.storages: dict[int, Any] = {}  # a storage that several tensors share travels once
         self._known: dict[int, tuple[int, int, int]] = {}
         self._alive: list[Any] = []
-        self._reducer = reducer
-
-    def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is np.ndarray and not (obj.flags.writeable and obj.dtype.isnative):
-            # As torch's own loader has it: what arrives is the consumer's, to write to, in the machine's byte order.
-            order: Any = "F" if obj.flags.fnc else "C"
-            return obj.astype(obj.dtype.newbyteorder("="), order=order, copy=True).__reduce_ex__(5)
-        return NotImplemented if self._reducer is None else self._reducer(self, obj)
 
     def place_memory(self, address: int, size: int) -> pickle.PickleBuffer:
         """Out-of-band bytes at an address, copied into the arena unless they lie there already."""
@@ -57,12 +48,7 @@ class BatchPickler(pickle.Pickler):
         self._known[id(buffer)] = (cell, offset, size)
         return buffer
 
-    def forget(self) -> None:
-        self.storages.clear()
-        self._alive.clear()
-        self.clear_memo()
-
-    def _place_buffer(self, buffer: pickle.PickleBuffer) -> bool:
+    def place_buffer(self, buffer: pickle.PickleBuffer) -> bool:
         known = self._known.get(id(buffer))
         if known is None:
             with buffer.raw() as raw:
@@ -76,6 +62,24 @@ class BatchPickler(pickle.Pickler):
         return False
 
 
+class BatchPickler(pickle.Pickler):
+    """One batch's pickler. Its callback is not its own method: a cycle would keep the batch's memory in use until the
+    collector comes, and make it come often.
+    """
+
+    def __init__(self, file: io.BytesIO, placer: Placer, reducer: Reducer | None) -> None:
+        super().__init__(file, 5, buffer_callback=placer.place_buffer)
+        self._placer = placer
+        self._reducer = reducer
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is np.ndarray and not (obj.flags.writeable and obj.dtype.isnative):
+            # As torch's own loader has it: what arrives is the consumer's, to write to, in the machine's byte order.
+            order: Any = "F" if obj.flags.fnc else "C"
+            return obj.astype(obj.dtype.newbyteorder("="), order=order, copy=True).__reduce_ex__(5)
+        return NotImplemented if self._reducer is None else self._reducer(self._placer, obj)
+
+
 class Packed(NamedTuple):
     """A batch ready to be sent."""
 
@@ -87,21 +91,18 @@ class Packed(NamedTuple):
 
 def pack(obj: Any, arena: Arena, side: wire.Side) -> Packed:
     file = io.BytesIO()
-    pickler = BatchPickler(file, arena, _reducer())
-    pickler.dump(obj)
-    # The pickler is a cycle through its own callback: what it holds must not wait for the collector, or the
-    # memory of this batch would pass for looked-at.
-    pickler.forget()
+    placer = Placer(arena)
+    BatchPickler(file, placer, _reducer()).dump(obj)
     parcel = wire.Parcel(
         made=[(cell.number, cell.size) for cell in arena.made],
         dropped=list(arena.dropped),
-        buffers=pickler.placed,
+        buffers=placer.placed,
         pickled=file.getbuffer(),
         side=side,
     )
     region = arena.inline_region()
     descriptors = tuple(cell.fd for cell in arena.made)
-    cells = {cell for cell, _, _ in pickler.placed}
+    cells = {cell for cell, _, _ in placer.placed}
     return Packed([region, *wire.parcel_parts(parcel)], descriptors, len(region), cells)
 
 

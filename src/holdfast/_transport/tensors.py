@@ -14,7 +14,7 @@ import torch
 
 if TYPE_CHECKING:
     from holdfast._transport.cells import Arena
-    from holdfast._transport.packing import BatchPickler
+    from holdfast._transport.packing import Placer
 
 # A view of a storage this many times its size travels without the rest of the storage.
 _WASTE = 2
@@ -33,19 +33,19 @@ class Stored:
         return _storage, (self.buffer,)
 
 
-def reduce(pickler: BatchPickler, obj: Any) -> Any:
+def reduce(placer: Placer, obj: Any) -> Any:
     """Called for every object that pickle has no shortcut for; NotImplemented leaves it to pickle."""
     kind = type(obj)
     if kind is torch.Tensor:
-        return _reduce_tensor(pickler, obj)
+        return _reduce_tensor(placer, obj)
     if kind is torch.UntypedStorage and obj.device.type == "cpu":
-        return _storage, (_stored(pickler, obj).buffer,)
+        return _storage, (_stored(placer, obj).buffer,)
     if kind is torch.TypedStorage and obj._untyped_storage.device.type == "cpu":
-        return _typed_storage, (_stored(pickler, obj._untyped_storage), obj.dtype)
+        return _typed_storage, (_stored(placer, obj._untyped_storage), obj.dtype)
     return NotImplemented
 
 
-def _reduce_tensor(pickler: BatchPickler, tensor: torch.Tensor) -> Any:
+def _reduce_tensor(placer: Placer, tensor: torch.Tensor) -> Any:
     if (
         tensor.device.type != "cpu"
         or tensor.layout is not torch.strided
@@ -70,16 +70,16 @@ def _reduce_tensor(pickler: BatchPickler, tensor: torch.Tensor) -> Any:
         storage = tensor.untyped_storage()
     else:
         requires_grad = tensor.requires_grad
-    stored = _stored(pickler, storage)
+    stored = _stored(placer, storage)
     return _tensor, (stored, tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), requires_grad)
 
 
-def _stored(pickler: BatchPickler, storage: torch.UntypedStorage) -> Stored:
+def _stored(placer: Placer, storage: torch.UntypedStorage) -> Stored:
     key = storage._cdata
-    stored: Stored | None = pickler.storages.get(key)
+    stored: Stored | None = placer.storages.get(key)
     if stored is None:
-        buffer = pickler.place_memory(storage.data_ptr(), storage.nbytes())
-        stored = pickler.storages[key] = Stored(buffer, storage)
+        buffer = placer.place_memory(storage.data_ptr(), storage.nbytes())
+        stored = placer.storages[key] = Stored(buffer, storage)
     return stored
 
 
