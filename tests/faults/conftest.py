@@ -1,0 +1,7 @@
+"""Has pytest explain the assertions of `evidence.py` as it does those of the tests."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.register_assert_rewrite("faults.evidence")

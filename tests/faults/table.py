@@ -1,0 +1,336 @@
+"""The faults as data: what goes wrong, when, and what evidence it must leave.
+
+Reads   marker files, to know whether a fault that fires once has fired.
+Writes  marker files; otherwise it ruins the process that it is called in.
+Never   a class or function that a spawned worker could not import by name.
+
+A `Fault` is a kind of death, error or hang. A `Plant` is a fault at a place: it fires always (poison), or only in
+the first life that comes by (transient). `Moment` says where in a worker's work it stands. A new kind of death is a
+new row of FAULTS: every moment, policy and start method comes with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import mmap
+import os
+import pickle
+import platform
+import resource
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast import WorkerCrashedError, WorkerHungError
+from holdfast.records import IncidentKind
+
+TORN = "the picture is torn"
+
+
+class Moment(enum.Enum):
+    """When in a worker's work a fault fires."""
+
+    GETITEM = "__getitem__"
+    GETITEMS = "__getitems__"
+    NEXT = "__next__"
+    COLLATE = "collate_fn"
+    SENDING = "sending"
+    INIT = "worker_init_fn"
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A moment, and the kind of dataset."""
+
+    moment: Moment
+    stream: bool = False
+
+    @property
+    def in_sample(self) -> bool:
+        """Whether the black box names the sample in hand; else it must be searched among those of its batch."""
+        return self.moment in (Moment.GETITEM, Moment.NEXT)
+
+    def __str__(self) -> str:
+        return f"{'stream-' if self.stream else ''}{self.moment.value.strip('_')}"
+
+
+# Where a sample is in hand, alone or among those of its batch; worker_init_fn stands apart, for it has none.
+SPOTS = (
+    Spot(Moment.GETITEM),
+    Spot(Moment.GETITEMS),
+    Spot(Moment.COLLATE),
+    Spot(Moment.SENDING),
+    Spot(Moment.NEXT, stream=True),
+    Spot(Moment.COLLATE, stream=True),
+    Spot(Moment.SENDING, stream=True),
+)
+INIT_SPOTS = (Spot(Moment.INIT), Spot(Moment.INIT, stream=True))
+
+
+# ---------------------------------------------------------------- exceptions
+
+
+class HoldsLock(Exception):
+    """An exception that cannot be pickled: it has a lock in it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.lock = threading.Lock()
+
+
+class WantsMore(Exception):
+    """An exception that cannot be made from one text."""
+
+    def __init__(self, path: str, *, offset: int) -> None:
+        super().__init__(f"{path} at {offset}: {TORN}")
+
+
+def raise_plain() -> None:
+    raise ValueError(TORN)
+
+
+def raise_unpicklable() -> None:
+    raise HoldsLock(TORN)
+
+
+def raise_odd_arguments() -> None:
+    raise WantsMore("18204.png", offset=7)
+
+
+def raise_local_class() -> None:
+    class OnlyKnownHere(Exception):
+        pass
+
+    raise OnlyKnownHere(TORN)
+
+
+def raise_memory_error() -> None:
+    bytearray(1 << 62)
+
+
+class NoException(BaseException):
+    """What `except Exception` does not catch; it ends a worker of torch's, too."""
+
+
+def raise_base_exception() -> None:
+    raise NoException(TORN)
+
+
+# ---------------------------------------------------------------- results
+
+
+def return_function() -> Any:
+    return lambda: None
+
+
+def return_lock() -> Any:
+    return threading.Lock()
+
+
+# ---------------------------------------------------------------- deaths
+
+
+def call_sys_exit() -> None:
+    sys.exit(4)
+
+
+def call_os_exit() -> None:
+    os._exit(3)
+
+
+def kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def read_null() -> None:
+    ctypes.string_at(0)
+
+
+def execute_illegal() -> None:
+    _run(_ILLEGAL)
+
+
+def read_truncated_map() -> None:
+    with tempfile.TemporaryFile() as file:
+        file.truncate(mmap.PAGESIZE)
+        view = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+        file.truncate(0)
+        view[0]
+
+
+def call_abort() -> None:
+    ctypes.CDLL(None).abort()
+
+
+def divide_by_zero() -> None:
+    # Integer division does not trap outside of x86: there the signal is sent.
+    if _DIVIDE:
+        _run(_DIVIDE)
+    os.kill(os.getpid(), signal.SIGFPE)
+
+
+def overflow_stack() -> None:
+    # The main thread's stack grows up to the limit of this moment: an unlimited one would take all memory first.
+    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (8 << 20, hard))
+    _run(_RECURSE)
+
+
+# ---------------------------------------------------------------- hangs
+
+
+def loop_with_gil() -> None:
+    _run(_LOOP)
+
+
+def sleep_for_ever() -> None:
+    while True:
+        time.sleep(3600)
+
+
+def wait_for_lock() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def stop_self() -> None:
+    while True:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+# ---------------------------------------------------------------- machine code
+
+_CODE = {
+    "x86_64": {
+        "illegal": "0f0b",  # ud2
+        "divide": "31c9 b801000000 99 f7f9 c3",  # xor ecx,ecx; mov eax,1; cdq; idiv ecx; ret
+        "recurse": "4881ec00040000 e8f4ffffff",  # sub rsp,1024; call itself
+        "loop": "ebfe",  # jmp itself
+    },
+    "aarch64": {
+        "illegal": "00000000",  # udf
+        "divide": "",
+        "recurse": "ff0310d1 fe0300f9 feffff97",  # sub sp,sp,1024; str x30,[sp]; bl itself
+        "loop": "00000014",  # b itself
+    },
+}[platform.machine()]
+_ILLEGAL, _DIVIDE, _RECURSE, _LOOP = (bytes.fromhex(_CODE[name]) for name in ("illegal", "divide", "recurse", "loop"))
+
+
+def _run(code: bytes) -> None:
+    """Execute machine code in this thread, with the GIL held."""
+    memory = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    memory.write(code)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    ctypes.PYFUNCTYPE(None)(address)()
+
+
+# ---------------------------------------------------------------- the table
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A row: what to do to the process, and what the trainer must learn of it."""
+
+    name: str
+    fire: Callable[[], Any]
+    kind: IncidentKind
+    raises: tuple[type[BaseException], ...]  # any of these, in the trainer, under faults="raise"
+    signal: int | None = None
+    code: int | None = None
+    type_name: str | None = None  # of the exception, as the worker saw it
+    leaves_stack: bool = True
+    needs_timeout: bool = False  # a hang that "auto" does not act on at once: it is neither stopped nor locked
+    spares: tuple[Moment, ...] = ()  # moments at which it can do no harm
+
+    @property
+    def hangs(self) -> bool:
+        return self.kind is IncidentKind.HANG
+
+    @property
+    def says_torn(self) -> bool:
+        return self.fire in (raise_plain, raise_unpicklable, raise_odd_arguments, raise_local_class)
+
+    @property
+    def kills(self) -> bool:
+        """Whether a worker is lost."""
+        return self.kind is not IncidentKind.EXCEPTION
+
+
+def _exception(name: str, fire: Callable[[], Any], raises: type[BaseException], type_name: str | None = None) -> Fault:
+    return Fault(name, fire, IncidentKind.EXCEPTION, (raises,), type_name=type_name or raises.__name__)
+
+
+def _result(name: str, fire: Callable[[], Any]) -> Fault:
+    # Which of them pickle raises differs between versions of Python.
+    raises = (TypeError, AttributeError, pickle.PicklingError)
+    return Fault(name, fire, IncidentKind.EXCEPTION, raises, spares=(Moment.INIT,))
+
+
+def _death(name: str, fire: Callable[[], Any], **evidence: Any) -> Fault:
+    return Fault(name, fire, IncidentKind.CRASH, (WorkerCrashedError,), **evidence)
+
+
+def _hang(name: str, fire: Callable[[], Any], **evidence: Any) -> Fault:
+    return Fault(name, fire, IncidentKind.HANG, (WorkerHungError,), **evidence)
+
+
+FAULTS = {
+    fault.name: fault
+    for fault in (
+        _exception("exception", raise_plain, ValueError),
+        _exception("unpicklable-exception", raise_unpicklable, HoldsLock),
+        _exception("odd-exception", raise_odd_arguments, RuntimeError, "WantsMore"),
+        _exception("local-exception", raise_local_class, RuntimeError, "OnlyKnownHere"),
+        _exception("memory-error", raise_memory_error, MemoryError),
+        _result("function-as-result", return_function),
+        _result("lock-as-result", return_lock),
+        _death("base-exception", raise_base_exception, code=1, leaves_stack=False),
+        _death("sys-exit", call_sys_exit, code=4, leaves_stack=False),
+        _death("os-exit", call_os_exit, code=3, leaves_stack=False),
+        _death("sigkill", kill_self, signal=signal.SIGKILL, leaves_stack=False),
+        _death("sigsegv", read_null, signal=signal.SIGSEGV),
+        _death("sigill", execute_illegal, signal=signal.SIGILL),
+        _death("sigbus", read_truncated_map, signal=signal.SIGBUS),
+        _death("abort", call_abort, signal=signal.SIGABRT),
+        _death("sigfpe", divide_by_zero, signal=signal.SIGFPE),
+        _death("stack-overflow", overflow_stack, signal=signal.SIGSEGV),
+        _hang("gil-loop", loop_with_gil, needs_timeout=True),
+        _hang("sleep", sleep_for_ever, needs_timeout=True),
+        _hang("deadlock", wait_for_lock),
+        _hang("sigstop", stop_self, leaves_stack=False),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A fault at a place. With `marker` it fires so many times only, in whichever processes make those files first."""
+
+    fault: str
+    marker: str | None = None
+    times: int = 1
+
+    def __call__(self) -> Any:
+        """Fire if it is due; what it returns belongs into the result."""
+        if self.marker is not None and not any(_is_first(f"{self.marker}.{n}") for n in range(self.times)):
+            return None
+        # A real crash of a process with torch in it may otherwise write a gigabyte of core.
+        _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+        return FAULTS[self.fault].fire()
+
+
+def _is_first(marker: str) -> bool:
+    try:
+        os.close(os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return False
+    return True

@@ -1,0 +1,330 @@
+"""The black box: what a worker was doing when it died, read by somebody else from shared memory.
+
+Reads   the record, from another map of its memory and from another process.
+Writes  it as a worker does, up to the moment of a real death.
+Never   a lock.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast._capture import blackbox, stacks
+from holdfast._capture.blackbox import BlackBox
+from holdfast._fleet.machine import MOST_SENT
+from holdfast._system import memory
+from holdfast.records import InHand, Stage
+
+SECOND_NS = 1_000_000_000
+
+
+@pytest.fixture
+def sides() -> Iterator[tuple[BlackBox, BlackBox]]:
+    """The worker's view and the trainer's, of one memory."""
+    fd = memory.create(blackbox.SIZE)
+    boxes = BlackBox(memory.attach(fd)), BlackBox(memory.attach(fd))
+    os.close(fd)
+    boxes[0].begin(4127)
+    yield boxes
+    for box in boxes:
+        box.release()
+
+
+def test_a_worker_that_never_wrote_was_starting():
+    """A record of nothing but zeros is lawful: the worker died before its first word."""
+    fd = memory.create(blackbox.SIZE)
+    box = BlackBox(memory.attach(fd))
+    os.close(fd)
+
+    assert box.in_hand() == InHand(Stage.STARTING, 0, 0, 0.0, stand_in=box.in_hand().stand_in)
+    assert box.count == 1
+    assert box.slowest_s == 0
+    box.release()
+
+
+@pytest.mark.parametrize("stage", list(Stage))
+def test_what_is_in_hand_shows_on_the_other_side(sides, stage):
+    """Stage, batch, position, and since when."""
+    worker, trainer = sides
+
+    worker.enter(stage, 142, 5)
+
+    seen = trainer.in_hand()
+    assert (seen.stage, seen.batch, seen.position) == (stage, 142, 5)
+    assert 0 <= seen.seconds < 60
+
+
+def test_time_in_hand_is_counted_from_the_last_step(sides):
+    """And never negative, though clocks be asked in another order."""
+    worker, trainer = sides
+    worker.enter(Stage.COLLATING, 7)
+    since = trainer.mark[3]
+
+    assert trainer.in_hand(since + 3 * SECOND_NS).seconds == 3.0
+    assert trainer.in_hand(since - SECOND_NS).seconds == 0.0
+
+
+def test_each_sample_is_in_hand_in_turn(sides):
+    """fetch() is all that a sample costs."""
+    worker, trainer = sides
+    worker.enter(Stage.FETCHING, 3)
+    seen = []
+    for position in range(4):
+        worker.fetch(position)
+        seen.append(trainer.in_hand())
+
+    assert [(hand.stage, hand.batch, hand.position) for hand in seen] == [(Stage.FETCHING, 3, p) for p in range(4)]
+
+
+def test_a_step_over_many_samples_says_how_many(sides):
+    """A timeout is per sample."""
+    worker, trainer = sides
+    worker.enter(Stage.COLLATING, 3, count=16)
+    many = trainer.count
+    worker.enter(Stage.IDLE)
+
+    assert (many, trainer.count) == (16, 1)
+
+
+def test_every_step_changes_the_mark(sides):
+    """Whoever watches sees that the worker gets on."""
+    worker, trainer = sides
+    marks = [trainer.mark]
+    for step in (
+        lambda: worker.enter(Stage.FETCHING, 1),
+        lambda: worker.fetch(0),
+        lambda: worker.fetch(1),
+        lambda: worker.enter(Stage.COLLATING, 1),
+        lambda: worker.enter(Stage.IDLE),
+    ):
+        step()
+        marks.append(trainer.mark)
+
+    assert len(set(marks)) == len(marks)
+
+
+def test_the_slowest_healthy_sample_is_remembered(sides, monkeypatch):
+    """Waiting and starting do not count, nor does the sample that is still in hand."""
+    worker, trainer = sides
+    clock = [SECOND_NS]
+    monkeypatch.setattr(blackbox.time, "monotonic_ns", lambda: clock[0])
+
+    def after(seconds: float) -> None:
+        clock[0] += int(seconds * SECOND_NS)
+
+    worker.enter(Stage.IDLE)
+    after(100)
+    worker.enter(Stage.FETCHING, 0)
+    after(50)
+    worker.fetch(0)
+    after(2)
+    worker.fetch(1)
+    after(5)
+    worker.fetch(2)
+    seen = [trainer.slowest_s]
+    after(1)
+    worker.finished()
+    seen.append(trainer.slowest_s)
+    worker.enter(Stage.COLLATING, 0)
+    after(9)
+    worker.finished()
+    seen.append(trainer.slowest_s)
+
+    assert seen == [5.0, 5.0, 9.0]
+
+
+# ---------------------------------------------------------------- random states
+
+
+def state_of(batch: int) -> bytes:
+    return random.Random(batch).randbytes(7000 + batch)
+
+
+def test_the_states_after_the_last_batches_are_kept(sides):
+    """Whichever of them was the last to arrive: a worker may be as far ahead as it has tasks."""
+    worker, trainer = sides
+    assert blackbox.COPIES > MOST_SENT
+    last = 2 * blackbox.COPIES + 3
+    for batch in range(last):
+        worker.keep_random_state(batch, state_of(batch))
+
+        kept = [n for n in range(last) if trainer.random_state(n) is not None]
+        assert kept == list(range(max(0, batch + 1 - blackbox.COPIES), batch + 1))
+    assert all(trainer.random_state(n) == state_of(n) for n in kept)
+
+
+def test_there_is_no_state_before_the_first_batch(sides):
+    """Not even for batch 0, nor for a batch before it."""
+    _, trainer = sides
+
+    assert trainer.random_state(0) is None
+    assert trainer.random_state(-1) is None
+
+
+def test_states_of_an_earlier_epoch_are_forgotten(sides):
+    """Batches are numbered anew: an old name must not stand for a new batch."""
+    worker, trainer = sides
+    worker.keep_random_state(3, state_of(3))
+
+    worker.forget_random_states()
+
+    assert trainer.random_state(3) is None
+
+
+def test_a_new_life_forgets_the_states_of_the_last(sides):
+    """begin() on a record that was used before."""
+    worker, trainer = sides
+    worker.keep_random_state(3, state_of(3))
+
+    worker.begin(99)
+
+    assert trainer.random_state(3) is None
+    assert trainer.in_hand().stage is Stage.STARTING
+
+
+def test_a_state_that_does_not_fit_leaves_the_others_alone(sides):
+    """It is not kept; nothing is written beyond its room."""
+    worker, trainer = sides
+    worker.keep_random_state(1, state_of(1))
+    worker.keep_random_state(2, b"x" * blackbox.SIZE)
+
+    assert trainer.random_state(1) == state_of(1)
+    assert trainer.random_state(2) is None
+
+
+class _Dies:
+    """Bytes of a record whose writer dies after so many of them."""
+
+    def __init__(self, inner: memoryview, after: int) -> None:
+        self.inner = inner
+        self.after = after
+
+    def __setitem__(self, where: slice, value: bytes) -> None:
+        self.inner[where.start : where.start + self.after] = value[: self.after]
+        raise KeyboardInterrupt
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+
+@pytest.mark.parametrize("written", [0, 1, 3000])
+def test_a_death_in_the_middle_of_a_state_leaves_no_name_on_half_of_it(sides, written):
+    """The state of the batch before it is whole; the half-written one is nobody's."""
+    worker, trainer = sides
+    full = blackbox.COPIES
+    for batch in range(full):
+        worker.keep_random_state(batch, state_of(batch))
+    whole = worker._bytes
+    worker._bytes = _Dies(whole, written)  # type: ignore[assignment]
+
+    with pytest.raises(KeyboardInterrupt):
+        worker.keep_random_state(full, state_of(full))
+    worker._bytes = whole
+
+    assert trainer.random_state(full) is None
+    assert trainer.random_state(0) is None
+    assert all(trainer.random_state(n) == state_of(n) for n in range(1, full))
+
+
+# ---------------------------------------------------------------- real deaths
+
+
+def in_child(act) -> int:
+    """Do something in a forked process until it ends; its wait status."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            act()
+        finally:
+            os._exit(0)
+    return os.waitpid(pid, 0)[1]
+
+
+def test_the_record_outlives_a_killed_process(sides):
+    """Written with plain stores: nothing to flush, nothing to lose."""
+    worker, trainer = sides
+
+    def work() -> None:
+        worker.begin(os.getpid())
+        worker.enter(Stage.FETCHING, 142)
+        worker.keep_random_state(141, state_of(141))
+        for position in range(6):
+            worker.fetch(position)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    status = in_child(work)
+
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    seen = trainer.in_hand()
+    assert (seen.stage, seen.batch, seen.position) == (Stage.FETCHING, 142, 5)
+    assert trainer.random_state(141) == state_of(141)
+
+
+def test_a_record_that_was_written_over_is_still_readable(sides):
+    """A wild pointer in native code: whoever reads it must not die of it."""
+    worker, trainer = sides
+    worker._bytes[:512] = b"\xa5" * 512
+
+    assert trainer.in_hand().batch == -1
+    assert trainer.count >= 1
+    assert isinstance(trainer.mark, tuple)
+
+
+def test_stacks_of_a_fatal_signal_are_written_to_their_file():
+    """faulthandler's, into memory that outlives the process."""
+    fd = memory.create(stacks.SIZE)
+
+    def crash_here() -> None:
+        stacks.install(fd)
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    in_child(crash_here)
+    text = stacks.read(fd)
+    os.close(fd)
+
+    assert "Fatal Python error: Segmentation fault" in text
+    assert "crash_here" in text
+
+
+def test_stacks_are_written_when_they_are_asked_for():
+    """The process goes on as if nothing had been."""
+    fd = memory.create(stacks.SIZE)
+    go_on, ready = os.pipe(), os.pipe()
+
+    def wait_here() -> None:
+        stacks.install(fd)
+        os.write(ready[1], b"r")
+        os.read(go_on[0], 1)
+        os._exit(7)
+
+    pid = os.fork()
+    if pid == 0:
+        wait_here()
+    os.read(ready[0], 1)
+    stacks.ask(pid)
+    give_up_at = os.times().elapsed + 20
+    while "wait_here" not in stacks.read(fd) and os.times().elapsed < give_up_at:
+        os.sched_yield()
+    text = stacks.read(fd)
+    os.write(go_on[1], b"g")
+    status = os.waitpid(pid, 0)[1]
+    for number in (fd, *go_on, *ready):
+        os.close(number)
+
+    assert "wait_here" in text
+    assert os.waitstatus_to_exitcode(status) == 7
+
+
+def test_asking_the_dead_for_their_stacks_is_no_error():
+    """They may have died a moment ago."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+    stacks.ask(pid)

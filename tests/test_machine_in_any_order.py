@@ -1,0 +1,211 @@
+"""The machine under any order of events that Hypothesis can think of, through a simulated fleet.
+
+Reads   what the simulated fleet was told to do, and how its tasks ended.
+Writes  choices; the same ones lead to the same events.
+Never   a process, a clock.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.records import MOST_SUBSTITUTES, Decision, Outcome
+from holdfast.settings import FaultPolicy
+from simulated_fleet import NO_LIMITS, RULES, STEPS, Fleet, World, interpret, worlds
+
+
+@settings(max_examples=600)
+@given(
+    world=worlds(),
+    steps=STEPS,
+    rule=st.sampled_from(sorted(RULES)),
+    retries=st.integers(0, 2),
+    max_restarts=st.sampled_from([2, 10**9]),
+    max_bad=st.sampled_from([None, 1, 0.1]),
+    last_word=st.sampled_from([Decision.SKIP, Decision.RAISE, Decision.REPLACE]),
+)
+def test_any_order_of_events_ends_in_a_lawful_state(world, steps, rule, retries, max_restarts, max_bad, last_word):
+    """Each task is concluded exactly once, or the fleet given up exactly once; the laws of sending are never broken."""
+    slots, world = world
+    policy = FaultPolicy(
+        on_error=RULES[rule], retries=retries, max_restarts=max_restarts, restart_window_s=5, max_bad=max_bad
+    )
+    fleet = Fleet(slots, policy, world)
+
+    interpret(fleet, steps)
+    fleet.settle(last_word)
+
+    fleet.check_lawful_end()
+
+
+@settings(max_examples=300)
+@given(world=worlds(poison=False, streams=False), steps=STEPS, rule=st.sampled_from(sorted(RULES)))
+def test_everything_is_delivered_when_finitely_many_workers_die_by_chance(world, steps, rule):
+    """Without limits, and with as many tries as there are accidents, deaths cost nothing."""
+    slots, world = world
+    fleet = Fleet(slots, FaultPolicy(on_error=RULES[rule], retries=len(steps), **NO_LIMITS), world)
+
+    interpret(fleet, [step for step in steps if step[0] not in (15, 16)])
+    fleet.settle()
+
+    fleet.check_lawful_end()
+    assert not fleet.machine.given_up
+    assert set(fleet.outcomes.values()) <= {Outcome.DELIVERED}
+    assert len(fleet.outcomes) == len(world.sizes)
+    assert fleet.quarantined == []
+
+
+@settings(max_examples=300)
+@given(world=worlds(streams=False), steps=STEPS, retries=st.integers(0, 2))
+def test_exactly_the_deadly_samples_are_left_out_under_skip(world, steps, retries):
+    """However events interleave, when samples are all that kills: they and no others."""
+    slots, world = world
+    fleet = Fleet(slots, FaultPolicy(on_error="skip", retries=retries, **NO_LIMITS), world)
+
+    interpret(fleet, steps, accidents=False)
+    fleet.settle()
+
+    fleet.check_lawful_end()
+    assert sorted(fleet.quarantined) == sorted(world.poison)
+    for seq, size in enumerate(world.sizes):
+        all_bad = all((seq, position) in world.poison for position in range(size))
+        assert fleet.outcomes[seq] is (Outcome.EMPTY if all_bad else Outcome.DELIVERED)
+
+
+@settings(max_examples=200)
+@given(world=worlds(streams=False), steps=STEPS, retries=st.integers(0, 2))
+def test_exactly_the_deadly_samples_are_replaced_under_replace(world, steps, retries):
+    """Every batch is delivered in its full size."""
+    slots, world = world
+    fleet = Fleet(slots, FaultPolicy(on_error="replace", retries=retries, **NO_LIMITS), world)
+
+    interpret(fleet, steps, accidents=False)
+    fleet.settle()
+
+    fleet.check_lawful_end()
+    assert sorted(fleet.quarantined) == sorted(world.poison)
+    assert set(fleet.outcomes.values()) == {Outcome.DELIVERED}
+    assert fleet.machine.replaced == len(world.poison)
+
+
+@settings(max_examples=200)
+@given(world=worlds(streams=False), steps=STEPS, retries=st.integers(0, 2))
+def test_a_deadly_sample_is_named_and_other_batches_come_under_raise(world, steps, retries):
+    """Its batch errors with an incident that names a sample which does kill; all other batches are delivered."""
+    slots, world = world
+    fleet = Fleet(slots, FaultPolicy(on_error="raise", retries=retries, **NO_LIMITS), world)
+
+    interpret(fleet, steps, accidents=False)
+    fleet.settle()
+
+    fleet.check_lawful_end()
+    for seq in range(len(world.sizes)):
+        deadly = [position for place, position in sorted(world.poison) if place == seq]
+        assert fleet.outcomes[seq] is (Outcome.ERRORED if deadly else Outcome.DELIVERED)
+        if deadly:
+            incident = fleet.ends[seq].incident
+            assert incident is not None
+            assert len(incident.positions) == 1
+            assert incident.positions[0] in deadly
+
+
+@settings(max_examples=100)
+@given(world=worlds(streams=False), retries=st.integers(0, 1), bad=st.integers(1, MOST_SUBSTITUTES + 1))
+def test_substitutes_are_tried_until_one_lives_or_there_were_enough(world, retries, bad):
+    """Deadly candidates are replaced in turn, MOST_SUBSTITUTES times at most."""
+    slots, world = world
+    world.bad_substitutes = bad
+    fleet = Fleet(slots, FaultPolicy(on_error="replace", retries=retries, **NO_LIMITS), world)
+
+    fleet.settle()
+
+    fleet.check_lawful_end()
+    hopeless = {seq for seq, _ in world.poison} if bad >= MOST_SUBSTITUTES else set()
+    assert {seq for seq, outcome in fleet.outcomes.items() if outcome is Outcome.ERRORED} == hopeless
+
+
+@settings(max_examples=200)
+@given(
+    batches=st.integers(0, 5),
+    slots=st.integers(1, 3),
+    size=st.integers(1, 3),
+    steps=STEPS,
+    rule=st.sampled_from(["raise", "skip", "replace"]),
+)
+def test_streams_give_all_they_have_when_workers_die_by_chance(batches, slots, size, steps, rule):
+    """Each slot's stream is delivered to its end, once; then what is asked of it has ended."""
+    world = World([size] * 18, stream_batches=batches)
+    fleet = Fleet(slots, FaultPolicy(on_error=rule, retries=len(steps), **NO_LIMITS), world)
+
+    interpret(fleet, [step for step in steps if step[0] not in (15, 16)])
+    fleet.settle()
+
+    fleet.check_lawful_end()
+    asked = [len(range(slot, 18, slots)) for slot in range(slots)]
+    assert [len(fleet.delivered_by[slot]) for slot in range(slots)] == [min(batches, asks) for asks in asked]
+    assert set(fleet.outcomes.values()) <= {Outcome.DELIVERED, Outcome.ENDED}
+
+
+@settings(max_examples=200)
+@given(world=worlds(streams=False), batches=st.integers(0, 4), steps=STEPS, retries=st.integers(0, 1))
+def test_a_stream_that_can_step_over_goes_on_after_each_deadly_sample(world, batches, steps, retries):
+    """Under raise each deadly batch is an error, under skip a smaller batch: the stream is given to its end."""
+    slots, world = world
+    world.stream_batches, world.can_skip = batches, True
+    reached = {seq for seq in range(len(world.sizes)) if seq // slots < batches}
+    deadly = {seq for seq, _ in world.poison} & reached
+    for rule in ("raise", "skip"):
+        fleet = Fleet(slots, FaultPolicy(on_error=rule, retries=retries, **NO_LIMITS), world)
+
+        interpret(fleet, steps, accidents=False)
+        fleet.settle()
+
+        fleet.check_lawful_end()
+        bad = {Outcome.ERRORED} if rule == "raise" else {Outcome.DELIVERED, Outcome.EMPTY}
+        assert all(fleet.outcomes[seq] in bad for seq in deadly)
+        assert all(fleet.outcomes[seq] is Outcome.DELIVERED for seq in reached - deadly)
+        assert all(fleet.outcomes[seq] is Outcome.ENDED for seq in set(range(len(world.sizes))) - reached)
+        if rule == "skip":
+            assert set(fleet.quarantined) == {place for place in world.poison if place[0] in reached}
+
+
+@settings(max_examples=200)
+@given(
+    gaps=st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0]), max_size=40),
+    most=st.integers(0, 5),
+    window=st.sampled_from([1.0, 2.0, 5.0]),
+)
+def test_the_fleet_is_given_up_exactly_when_too_many_deaths_fall_into_the_window(gaps, most, window):
+    """Never one death early, never one late."""
+    fleet = Fleet(2, FaultPolicy(max_restarts=most, restart_window_s=window, max_bad=None), World([1] * 4))
+    times: list[float] = []
+    for number, gap in enumerate(gaps):
+        fleet.now += gap
+        fleet.advance(number % 2)
+        fleet.advance(number % 2)
+        if fleet.machine.given_up:
+            break
+        fleet.die_idle(number % 2)
+        times.append(fleet.now)
+
+    too_many = [sum(1 for t in times[: n + 1] if times[n] - t <= window) > most for n in range(len(times))]
+
+    assert fleet.machine.given_up == any(too_many)
+    assert not any(too_many[:-1])
+
+
+@settings(max_examples=100)
+@given(world=worlds(), steps=STEPS, rule=st.sampled_from(sorted(RULES)))
+def test_the_same_events_give_the_same_actions(world, steps, rule):
+    """The machine has no memory but its state, and no chance."""
+    slots, world = world
+
+    def play() -> Any:
+        fleet = Fleet(slots, FaultPolicy(on_error=RULES[rule], max_bad=None), world)
+        interpret(fleet, steps)
+        return fleet.history, fleet.outcomes, fleet.quarantined, fleet.incarnations, fleet.now
+
+    assert play() == play()

@@ -1,0 +1,500 @@
+"""How a batch travels: packed in a worker's memory, seen in the trainer's, used again when nobody looks any more.
+
+Reads   objects after their journey; descriptors and memory held.
+Writes  objects of every kind and size.
+Never   a second process: both ends of the journey are here, with separate maps of the same memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import specimens as s
+from holdfast._system import memory
+from holdfast._transport import packing, tensors, wire
+from holdfast._transport.cells import ALIGNMENT, INLINE_ROOM, Arena, CellTable
+from holdfast.records import Failure
+from peer import differences
+
+LARGE = INLINE_ROOM + 1
+
+
+class Link:
+    """A worker's arena, a trainer's table, and the way between them and back."""
+
+    def __init__(self) -> None:
+        self.arena = Arena()
+        self.table = CellTable()
+
+    def send(self, obj: Any, side: wire.Side = wire.NOTHING_BESIDE) -> tuple[wire.Parcel, bytearray]:
+        self.arena.give_back(self.table.take_freed())
+        self.arena.begin()
+        return self.dispatch(obj, side)
+
+    def dispatch(self, obj: Any, side: wire.Side = wire.NOTHING_BESIDE) -> tuple[wire.Parcel, bytearray]:
+        packed = packing.pack(obj, self.arena, side)
+        body = bytearray(b"".join(packed.parts))
+        passed = tuple(os.dup(fd) for fd in packed.descriptors)  # what SCM_RIGHTS does
+        self.arena.finish(packed.cells)
+        return packing.adopt(body, packed.inline, passed, self.table), body
+
+    def carry(self, obj: Any) -> Any:
+        parcel, body = self.send(obj)
+        return packing.unpack(parcel, body, self.table)
+
+    @property
+    def cells_made(self) -> int:
+        return self.arena._count
+
+
+@pytest.fixture
+def link() -> Link:
+    return Link()
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+WHEEL = np.arange(251, dtype=np.uint8)
+
+
+def pattern(size: int, seed: int) -> np.ndarray:
+    return np.resize(np.roll(WHEEL, -seed), size)
+
+
+def expected(value: Any) -> Any:
+    """Arrays become what pickle's plain copy of them is: writeable, and in the machine's byte order."""
+    return pickle.loads(pickle.dumps(value, 4)) if isinstance(value, np.ndarray) else value
+
+
+# ---------------------------------------------------------------- what travels
+
+
+@pytest.mark.parametrize("name", s.values())
+def test_a_value_comes_back_as_it_was_sent(link, name):
+    """Every kind of value, bit for bit, with its type."""
+    value = s.values()[name]
+
+    assert differences(link.carry(value), expected(value)) == []
+
+
+def test_all_values_come_back_in_one_parcel(link):
+    """Many buffers, in cells and inline, do not get into each other's way."""
+    values = s.values()
+
+    assert differences(link.carry(values), {name: expected(value) for name, value in values.items()}) == []
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, INLINE_ROOM - 1, INLINE_ROOM, INLINE_ROOM + 1, 1 << 16, 3 << 20])
+@pytest.mark.parametrize("kind", ["tensor", "array"])
+def test_a_buffer_of_any_size_comes_back(link, size, kind):
+    """Around the edges between message and cell."""
+    data = pattern(size, 3)
+
+    back = link.carry(torch.from_numpy(data.copy()) if kind == "tensor" else data)
+
+    assert np.asarray(back).tobytes() == data.tobytes()
+
+
+def test_what_arrives_can_be_written_to_and_nobody_else_sees_it(link):
+    """A batch is the consumer's own."""
+    one = link.carry([torch.zeros(10), torch.zeros(100_000), np.zeros(100_000), np.zeros(3)])
+    two = link.carry([torch.zeros(10), torch.zeros(100_000), np.zeros(100_000), np.zeros(3)])
+    for item in one:
+        item += 1
+
+    assert all(float(item.sum()) == 0 for item in two)
+    assert all(float(item.min()) == 1 for item in one)
+
+
+@pytest.mark.parametrize("floats", [10, 100_000])
+def test_tensors_that_share_a_storage_go_on_sharing_it(link, floats):
+    """A storage travels once, however many tensors look at it."""
+    whole = torch.arange(float(floats))
+
+    one, two, same = link.carry([whole, whole[1:], whole])
+    one[1] = -1
+
+    assert two[0] == -1
+    assert same is one
+
+
+def test_a_small_view_of_a_large_tensor_travels_alone(link):
+    """Not with the rest of its storage."""
+    view = torch.arange(1_000_000.0)[500:510]
+
+    parcel, _ = link.send(view)
+
+    assert sum(size for _, _, size in parcel.buffers) < 4096
+    packing.discard(parcel, link.table)
+
+
+def test_what_travels_beside_a_batch_comes_with_it(link):
+    """Failures that were dealt with, and where a stream stands."""
+    side = wire.Side((Failure("ValueError", "bad", "…", None, position=3),), b"place")
+
+    parcel, body = link.send(torch.zeros(100_000), side)
+
+    assert parcel.side == side
+    assert packing.unpack(parcel, body, link.table).shape == (100_000,)
+
+
+@pytest.mark.parametrize("numbers", [[], [1], list(range(300)), [-(1 << 62), 1 << 62]], ids=len)
+def test_numbers_come_back(numbers):
+    """The cells that are free again."""
+    packed = bytearray(wire.pack_numbers(numbers) + b"the task")
+
+    assert wire.unpack_numbers(packed, len(numbers)) == numbers
+
+
+class Unpicklable:
+    def __reduce__(self) -> Any:
+        raise TypeError("this does not travel")
+
+
+@pytest.mark.parametrize("before", [[], [torch.zeros(10)], [torch.zeros(200_000), np.zeros(200_000)]], ids=len)
+def test_an_object_that_does_not_pickle_spoils_nothing(link, before):
+    """Its error comes out; the next batch travels in the memory that was meant for it."""
+    descriptors = open_descriptors()
+    for _ in range(3):
+        link.arena.begin()
+        with pytest.raises(TypeError, match="this does not travel"):
+            link.dispatch([*before, Unpicklable()])
+
+    back = link.carry([torch.ones(200_000)])
+
+    assert float(back[0].sum()) == 200_000
+    assert link.cells_made <= 2
+    assert open_descriptors() == descriptors
+
+
+def test_a_tensor_with_a_history_is_refused_in_torchs_words(link):
+    """Autograd does not cross processes."""
+    with pytest.raises(RuntimeError, match="Cowardly refusing to serialize non-leaf tensor which requires_grad"):
+        link.carry(torch.ones(2, requires_grad=True) * 2)
+
+
+# ---------------------------------------------------------------- cells
+
+
+def test_a_cell_is_used_again_when_its_batch_is_gone(link):
+    """Batch after batch in the same memory."""
+    for seed in range(50):
+        batch = link.carry(torch.full((50_000,), float(seed)))
+        assert float(batch[0]) == seed
+        del batch
+
+    assert link.cells_made <= 2
+
+
+def test_a_small_batch_takes_no_cell(link):
+    """It goes inside its message."""
+    kept = [link.carry(torch.full((100,), float(seed))) for seed in range(50)]
+
+    assert link.cells_made == 0
+    assert [float(batch[0]) for batch in kept] == list(range(50))
+
+
+def test_a_consumer_that_keeps_its_batches_gets_more_cells(link):
+    """list(loader): none of them changes when others arrive."""
+    kept = [link.carry(torch.full((50_000,), float(seed))) for seed in range(30)]
+
+    assert [(float(batch.min()), float(batch.max())) for batch in kept] == [(seed, seed) for seed in range(30)]
+    assert link.cells_made == 30
+
+
+def test_kept_batches_cost_no_descriptors(link):
+    """However many batches a consumer keeps: no «Too many open files»."""
+    before = open_descriptors()
+
+    kept = [link.carry(torch.zeros(50_000)) for _ in range(30)]
+
+    assert open_descriptors() == before
+    assert len(kept) == 30
+
+
+VIEWS = {
+    "a slice": lambda t: t[10:20],
+    "a transposed view": lambda t: t.view(1000, 50).T[3],
+    "a detached tensor": lambda t: t.detach(),
+    "its array": lambda t: t.numpy()[5:],
+    "a view of a view of its array": lambda t: t.numpy()[5:][3:].reshape(-1, 2),
+    "a memoryview": lambda t: memoryview(t.numpy()).cast("B"),
+    "its storage": lambda t: t.untyped_storage(),
+    "a tensor made of its array": lambda t: torch.from_numpy(t.numpy()),
+    "a tensor made by dlpack": lambda t: torch.from_dlpack(t),
+}
+
+
+def _bytes_of(view: Any) -> bytes:
+    if isinstance(view, torch.UntypedStorage):
+        view = torch.empty(0, dtype=torch.uint8).set_(view)
+    return bytes(view.contiguous().numpy() if isinstance(view, torch.Tensor) else view)
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_a_cell_is_not_used_again_while_a_view_of_its_batch_lives(link, view):
+    """However little of it, and however far from the tensor that arrived."""
+    kept = view(link.carry(torch.full((50_000,), 7.0)))
+    held = _bytes_of(kept)
+    for seed in range(5):
+        link.carry(torch.full((50_000,), float(seed)))
+
+    assert _bytes_of(kept) == held
+    del kept
+    gc.collect()
+    made = link.cells_made
+    for seed in range(5):
+        link.carry(torch.full((50_000,), float(seed)))
+    assert link.cells_made == made
+
+
+def test_a_batch_of_many_tensors_frees_its_cell_with_the_last_of_them(link):
+    """One lease for all that came in a cell."""
+    batch = link.carry([torch.full((20_000,), float(n)) for n in range(6)])
+    made = link.cells_made
+    last = batch[-1]
+    del batch
+    again = link.carry([torch.full((20_000,), -1.0) for _ in range(6)])
+
+    assert float(last.sum()) == 5 * 20_000
+    assert link.cells_made > made
+    del again, last
+    made = link.cells_made
+    for _ in range(5):
+        link.carry([torch.full((20_000,), -1.0) for _ in range(6)])
+    assert link.cells_made == made
+
+
+def test_a_result_that_nobody_wants_frees_its_cells_at_once(link):
+    """A broken-off epoch."""
+    for _ in range(20):
+        parcel, _ = link.send(torch.zeros(50_000))
+        packing.discard(parcel, link.table)
+
+    assert link.cells_made <= 2
+
+
+def test_a_batch_that_outgrows_its_cell_takes_a_larger_one_and_the_smaller_goes(link):
+    """Memory held follows what batches need."""
+    for floats in (20_000, 200_000, 2_000_000):
+        for _ in range(4):
+            batch = link.carry(torch.full((floats,), 3.0))
+            assert float(batch.sum(dtype=torch.float64)) == 3.0 * floats
+            del batch
+
+    assert link.table.bytes_held < 2 * 8_000_000 + (1 << 20)
+
+
+def test_memory_is_given_back_when_batches_become_small_again(link):
+    """One huge batch does not cost its size for ever."""
+    link.carry(torch.zeros(4_000_000))
+    for _ in range(200):
+        link.carry(torch.zeros(30_000))
+
+    assert link.table.bytes_held < 2_000_000
+
+
+def test_a_batch_of_many_buffers_travels_in_few_cells(link):
+    """Descriptors that a message can carry are limited."""
+    batch = link.carry([torch.full((20_000,), float(n)) for n in range(300)])
+
+    assert [float(t[0]) for t in batch] == list(range(300))
+    assert link.cells_made <= 8
+
+
+def test_a_batch_of_growing_buffers_travels(link):
+    """Each larger than all before it together: the worst case for cells."""
+    sizes = [LARGE * 3**n for n in range(5)]
+
+    batch = link.carry([pattern(size, n) for n, size in enumerate(sizes)])
+
+    assert all(np.array_equal(got, pattern(size, n)) for n, (got, size) in enumerate(zip(batch, sizes, strict=True)))
+
+
+@pytest.mark.parametrize("floats", [100, 30_000])
+def test_room_that_was_collated_into_is_not_copied_again(link, floats):
+    """default_collate writes straight into the memory that the batch travels in."""
+    link.arena.begin()
+    room = tensors.room_for(link.arena, (4, floats), torch.float32)
+    torch.stack([torch.full((floats,), float(n)) for n in range(4)], out=room)
+    used = link.arena._scratch_used, link.arena._current_used
+
+    parcel, body = link.dispatch(room)
+    back = packing.unpack(parcel, body, link.table)
+
+    assert [size for _, _, size in parcel.buffers] == [16 * floats]
+    assert back[:, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert sum(used) == 16 * floats
+
+
+@pytest.mark.parametrize("floats", [100, 30_000])
+def test_room_that_somebody_in_the_worker_keeps_is_left_to_him(link, floats):
+    """A dataset that caches what it collated finds it unchanged."""
+    kept = []
+    for n in range(12):
+        link.arena.give_back(link.table.take_freed())
+        link.arena.begin()
+        room = tensors.room_for(link.arena, (floats,), torch.float32).fill_(float(n))
+        parcel, body = link.dispatch(room)
+        if n % 3 == 0:
+            kept.append((n, room))
+        del room
+        assert float(packing.unpack(parcel, body, link.table).sum()) == n * floats
+
+    assert [(n, float(room.sum())) for n, room in kept] == [(n, float(n * floats)) for n, _ in kept]
+
+
+def test_room_for_nothing_is_an_empty_tensor(link):
+    """Of the right shape and type."""
+    room = tensors.room_for(link.arena, (3, 0, 2), torch.bfloat16)
+
+    assert (room.shape, room.dtype) == ((3, 0, 2), torch.bfloat16)
+
+
+@given(st.lists(st.integers(0, 3 * LARGE), max_size=20))
+@settings(max_examples=60)
+def test_pieces_of_one_batch_do_not_overlap(sizes):
+    """Each aligned, within its region, found again by its address."""
+    arena = Arena()
+    taken: list[tuple[int, int]] = []
+    for size in sizes:
+        cell, offset, address, room = arena.allocate(size)
+        assert len(room) == size
+        assert address % ALIGNMENT == 0
+        if size:
+            assert address == room.ctypes.data
+            assert arena.find(address, size) == (cell, offset)
+            taken.append((address, address + size))
+    taken.sort()
+
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(taken))
+    for cell in arena.made:
+        os.close(cell.fd)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["carry", "carry", "carry", "release", "discard", "keep in worker", "fail"]),
+        st.lists(st.sampled_from([1, 1000, INLINE_ROOM - 64, LARGE, 3 * LARGE, 10 * LARGE]), min_size=1, max_size=4),
+        st.integers(0, 5),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=100)
+@given(STEPS)
+def test_nothing_that_is_looked_at_ever_changes_whatever_comes_and_goes(steps):
+    """Any order of sending, keeping, letting go and failing: views on either side stay what they were."""
+    link = Link()
+    before = open_descriptors()
+    held: list[tuple[int, list[np.ndarray]]] = []
+    in_worker: list[tuple[int, torch.Tensor]] = []
+    for seed, (what, sizes, which) in enumerate(steps):
+        if what == "carry":
+            batch = link.carry([pattern(size, seed) for size in sizes])
+            held.append((seed, [item[: which + 1] for item in batch] if which < 3 else batch))
+            del batch
+        elif what == "release" and held:
+            held.pop(which % len(held))
+        elif what == "discard":
+            parcel, _ = link.send([pattern(size, seed) for size in sizes])
+            packing.discard(parcel, link.table)
+        elif what == "keep in worker":
+            link.arena.give_back(link.table.take_freed())
+            link.arena.begin()
+            room = tensors.room_for(link.arena, (sizes[0],), torch.uint8)
+            room.copy_(torch.from_numpy(pattern(sizes[0], seed)))
+            in_worker.append((seed, room))
+            parcel, body = link.dispatch([room, *(pattern(size, seed) for size in sizes[1:])])
+            first = packing.unpack(parcel, body, link.table)[0]
+            assert np.array_equal(first.numpy(), pattern(sizes[0], seed))
+            del room, first
+            if which == 0:
+                in_worker.clear()
+        elif what == "fail":
+            link.arena.begin()
+            with pytest.raises(TypeError):
+                link.dispatch([*(pattern(size, seed) for size in sizes), Unpicklable()])
+        for number, items in held:
+            for item in items:
+                assert np.array_equal(item, pattern(len(item), number)), f"batch {number} changed under its consumer"
+        for number, room in in_worker:
+            assert np.array_equal(room.numpy(), pattern(len(room), number)), f"what batch {number} left was overwritten"
+
+    for cell in link.arena.made:  # of a last batch that failed: they would travel with the next
+        os.close(cell.fd)
+    assert open_descriptors() == before
+
+
+@settings(max_examples=25)
+@given(st.lists(st.sampled_from([LARGE, 2 * LARGE, 3 * LARGE]), min_size=1, max_size=4), st.integers(0, 3))
+def test_memory_does_not_grow_when_the_same_batches_come_again_and_again(sizes, kept_back):
+    """With a consumer that is so many batches behind: a constant number of cells."""
+    link = Link()
+    behind: list[Any] = []
+
+    def turn() -> None:
+        behind.append(link.carry([pattern(size, 1) for size in sizes]))
+        if len(behind) > kept_back:
+            behind.pop(0)
+
+    for _ in range(12):
+        turn()
+    made, held = link.cells_made, link.table.bytes_held
+    for _ in range(30):
+        turn()
+
+    assert link.cells_made == made
+    assert link.table.bytes_held == held
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_memory_is_shared_between_its_maps_and_outlives_its_descriptor():
+    """Two maps of one memory file; gone when the last is."""
+    before = open_descriptors()
+    fd = memory.create(5000, "holdfast-test")
+    one, two = memory.attach(fd), memory.attach(fd, 5000)
+    os.close(fd)
+
+    memoryview(one).cast("B")[4999] = 7
+
+    assert memoryview(two).cast("B")[4999] == 7
+    assert len(memoryview(one).cast("B")) == 5000
+    assert open_descriptors() == before
+
+
+def test_a_map_lives_as_long_as_any_view_of_it():
+    """The last look may be an array's."""
+    fd = memory.create(1 << 16)
+    view = np.frombuffer(memoryview(memory.attach(fd)), np.uint8)[100:200]
+    os.close(fd)
+    gc.collect()
+
+    view[:] = 9
+
+    assert view.sum() == 900
+
+
+def test_memory_that_cannot_be_had_is_an_error_in_words():
+    """Not a crash at the first touch."""
+    fd = memory.create(100)
+    try:
+        with pytest.raises(OSError, match="cannot map"):
+            memory.attach(fd, 1 << 62)
+    finally:
+        os.close(fd)
