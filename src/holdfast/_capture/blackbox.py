@@ -129,7 +129,9 @@ class BlackBox:
     def random_state(self, batch: int) -> bytes | None:
         """The random state right after `batch`, if the worker got that far."""
         for head, at in zip(self._heads, _STATES, strict=True):
-            if head[0] == batch:
+            if (
+                head[0] == batch and head[1] > 0
+            ):  # a fresh record is all zeros, and a worker may die before its first store
                 return bytes(self._bytes[at + 16 : at + 16 + head[1]])
         return None
 

@@ -152,6 +152,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         else:
             return
         seq = self._send_idx
+        self._runner.torn = True  # until the machine knows of it: an interrupt in between would lose this index
         self._door.draw(seq, index)
         self._outstanding[seq] = slot
         self._workers_num_tasks[slot] += 1

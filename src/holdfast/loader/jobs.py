@@ -152,10 +152,13 @@ class LoaderJob:
         for position in positions:
             self.desk.dealt_with.append(replace(failure, position=position, culprits=(position,)))
 
-    def works_with(self, step: Callable[[Sequence[int]], Any]) -> Callable[[Sequence[int]], bool]:
+    def works_with(
+        self, step: Callable[[Sequence[int]], Any], stage: Stage, seq: int
+    ) -> Callable[[Sequence[int]], bool]:
         """Whether a step over some samples raises; memory it took for them is taken back."""
 
         def works(positions: Sequence[int]) -> bool:
+            self.desk.box.enter(stage, seq, count=max(1, len(positions)))
             try:
                 step(positions)
             except Exception:  # that it raises is the answer
@@ -207,7 +210,7 @@ class LoaderJob:
         if failure.decision is Decision.RETRY:
             self.desk.rewind()
             raise Again
-        works = self.works_with(lambda chosen: self.desk.can_pack(self.collate_fn(gather(chosen))))
+        works = self.works_with(lambda chosen: self.desk.can_pack(self.collate_fn(gather(chosen))), stage, seq)
         return failure, culprits.by_company(list(samples), works)
 
 
@@ -234,7 +237,9 @@ class MapJob(LoaderJob):
         self._tried = dict(task.tried)
         samples: dict[int, Any] = {}
         whole: Any = task.whole if self._get_many else None
-        drawn_empty = not live  # a batch sampler may draw nothing, and a collate function make something of it
+        drawn_empty = (
+            not live and task.whole is not None
+        )  # a batch sampler may draw nothing, and a collate function make something of it
         while live or drawn_empty:
             try:
                 data = self._fetch(seq, task, live, samples, whole)
@@ -301,15 +306,16 @@ class MapJob(LoaderJob):
     def _fetch_many(
         self, seq: int, task: tasks.MapTask, live: dict[int, Any], samples: dict[int, Any], whole: Any
     ) -> Any:
-        assert self._get_many is not None
+        get_many = self._get_many
+        assert get_many is not None
         missing = [p for p in live if p not in samples]
         if not live:
-            return self._get_many(whole if whole is not None else [])
+            return get_many(whole if whole is not None else [])
         while missing:
             self.desk.box.enter(Stage.FETCHING_MANY, seq, count=len(missing))
             wanted = whole if whole is not None and len(missing) == len(live) else [live[p] for p in missing]
             try:
-                got = self._get_many(wanted)
+                got = get_many(wanted)
                 self.desk.box.finished()
                 if whole is not None or len(missing) == len(live):
                     if not hasattr(got, "__len__") or len(got) != len(missing):
@@ -323,7 +329,7 @@ class MapJob(LoaderJob):
                 if failure.decision is Decision.RETRY:
                     self.desk.rewind()
                     raise Again from None
-                works = self.works_with(lambda chosen: self._get_many([live[p] for p in chosen]))  # type: ignore[misc]
+                works = self.works_with(lambda chosen: get_many([live[p] for p in chosen]), Stage.FETCHING_MANY, seq)
                 self._give_up(failure, culprits.by_halving(missing, works), task, live, samples)
                 self.desk.rewind()
                 whole = None
