@@ -166,6 +166,19 @@ def test_there_is_no_state_before_the_first_batch(sides):
     assert trainer.random_state(-1) is None
 
 
+@pytest.mark.parametrize("batch", [0, -1, 1])
+def test_a_record_that_nobody_wrote_holds_no_random_state(batch):
+    """A worker that died before its first word: the zeros of fresh memory are not a state after batch 0."""
+    fd = memory.create(blackbox.SIZE)
+    box = BlackBox(memory.attach(fd))
+    os.close(fd)
+
+    state = box.random_state(batch)
+    box.release()
+
+    assert state is None
+
+
 def test_states_of_an_earlier_epoch_are_forgotten(sides):
     """Batches are numbered anew: an old name must not stand for a new batch."""
     worker, trainer = sides
