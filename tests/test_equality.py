@@ -763,23 +763,35 @@ def test_deaths_do_not_show_under_another_start_method(method, tmp_path):
 
 
 class _Shot(holdfast.DataLoader[Any]):
-    """Loses a process from outside after every third batch, and all of them after each epoch."""
+    """Loses a process from outside after every third step, and all of them after each epoch."""
 
     def shoot(self, number: int) -> None:
         raise NotImplementedError
 
     def __iter__(self) -> Any:
-        iterator = super().__iter__()
+        return _ShotIterator(self, super().__iter__())
 
-        def batches() -> Any:
-            for number, batch in enumerate(iterator):
-                yield batch
-                if number % 3 == 1:
-                    self.shoot(number)
-            for number in range(self.num_workers if self.persistent_workers else 0):
-                self.shoot(number)
 
-        return batches()
+class _ShotIterator:
+    """No generator: that would end with the first error of a sample."""
+
+    def __init__(self, loader: _Shot, iterator: Any) -> None:
+        self._loader = loader
+        self._iterator = iterator
+        self._number = -1
+
+    def __next__(self) -> Any:
+        self._number += 1
+        try:
+            step = next(self._iterator)
+        except StopIteration as end:
+            if not end.args and self._loader.persistent_workers:
+                for number in range(self._loader.num_workers):
+                    self._loader.shoot(number)
+            raise
+        if self._number % 3 == 1:
+            self._loader.shoot(self._number)
+        return step
 
 
 class ShotWorkers(_Shot):
@@ -809,6 +821,8 @@ SHOT: dict[str, Arguments] = {
     "stream": lambda: {"dataset": s.Stream(20, 30), "batch_size": 3},
     "shuffle buffer": lambda: {"dataset": s.ShuffledStream(20, 30), "batch_size": 3},
     "stateful stream": lambda: {"dataset": s.StatefulStream(20, 30), "batch_size": 3},
+    "map, with errors": lambda: {"dataset": s.Fails(ERRORS, 40), "batch_size": 3, "shuffle": True},
+    "stream, with errors": lambda: {"dataset": s.FailingStream(20, 30, errors=STREAM_ERRORS), "batch_size": 3},
 }
 
 
