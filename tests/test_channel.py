@@ -11,7 +11,8 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -378,3 +379,105 @@ def test_a_forked_process_gives_up_the_channels_of_its_parent():
 
         assert os.waitstatus_to_exitcode(status) == 2
         assert plain(drain(theirs)) == [(1, 0, 0, b"still here")]
+
+
+# ---------------------------------------------------------------- the bell
+
+
+@contextmanager
+def with_bell() -> Iterator[tuple[Channel, Channel]]:
+    """A worker's end, which waits for its bell, and the trainer's, which rings it."""
+    with ExitStack() as stack:
+        one, other = channels.pair()
+        bell = channels.bell()
+        waiting = Channel(one, blocking=True, owned=False, bell=os.dup(bell))
+        ringing = Channel(other, blocking=False, owned=False, bell=bell)
+        stack.callback(waiting.close)
+        stack.callback(ringing.close)
+        yield waiting, ringing
+
+
+@contextmanager
+def reader_of(channel: Channel) -> Iterator[tuple[list[Frame], threading.Thread]]:
+    """A thread that reads until the channel is closed, and what it has read."""
+    frames: list[Frame] = []
+
+    def read() -> None:
+        while not channel.closed:
+            frames.extend(channel.receive())
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    try:
+        yield frames, thread
+    finally:
+        thread.join(10)
+
+
+def is_asleep(thread: threading.Thread) -> bool:
+    with open(f"/proc/self/task/{thread.native_id}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "S"
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to be"
+        os.sched_yield()
+
+
+def test_a_reader_that_sleeps_is_woken_by_the_bell():
+    """However often it falls asleep: every message wakes it."""
+    with with_bell() as (waiting, ringing), reader_of(waiting) as (frames, thread):
+        for number in range(1, 51):
+            wait_until(lambda: is_asleep(thread))
+            ringing.send(1, number)
+            wait_until(lambda number=number: len(frames) == number)
+        ringing.close()
+
+    assert [frame.seq for frame in frames] == list(range(1, 51))
+    assert not thread.is_alive()
+
+
+def test_a_reader_that_sleeps_is_woken_when_the_other_end_dies():
+    """A trainer that is killed rings no bell: that it hung up is enough."""
+    with with_bell() as (waiting, ringing), reader_of(waiting) as (frames, thread):
+        wait_until(lambda: is_asleep(thread))
+        ringing._socket.close()
+        thread.join(10)
+
+        assert not thread.is_alive()
+        assert (frames, waiting.closed) == ([], True)
+        ringing._socket = socket.socket()
+
+
+def test_what_waited_in_the_outbox_wakes_the_reader():
+    """A message that did not fit at first is not forgotten in the socket when the rest is sent."""
+    with with_bell() as (waiting, ringing):
+        count = 0
+        while not ringing.congested:
+            ringing.send(1, count, parts=[bytes(60_000)])
+            count += 1
+        with reader_of(waiting) as (frames, thread):
+            wait_until(lambda: is_asleep(thread))
+            while ringing.congested:
+                ringing.flush()
+            wait_until(lambda: len(frames) == count)
+            ringing.close()
+
+    assert [frame.seq for frame in frames] == list(range(count))
+
+
+def test_a_bell_for_what_was_read_already_harms_nothing():
+    """Two messages may come with one read; the second ring then finds nothing, and the third message is read."""
+    with with_bell() as (waiting, ringing):
+        ringing.send(1, 1)
+        ringing.send(1, 2)
+        got = waiting.receive()
+        with reader_of(waiting) as (frames, thread):
+            wait_until(lambda: is_asleep(thread))
+            ringing.send(1, 3)
+            wait_until(lambda: len(frames) == 1)
+            ringing.close()
+
+    assert [frame.seq for frame in got + frames] == [1, 2, 3]

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from holdfast._capture import stacks
 from holdfast._capture.blackbox import BlackBox
-from holdfast._system import memory
+from holdfast._system import memory, processes
 from holdfast._system.channel import Channel, Frame
 from holdfast._transport import packing, wire
 from holdfast._transport.cells import Arena
@@ -140,6 +140,7 @@ def main(channel: Channel, box_fd: int, stack_fd: int, load: Callable[[], Job], 
     box = BlackBox(memory.attach(box_fd))
     box.begin(os.getpid())
     stacks.install(stack_fd)
+    processes.give_way()
     arena = Arena()
     desk = Desk(channel, box, arena)
     try:

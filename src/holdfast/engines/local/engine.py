@@ -129,14 +129,15 @@ class LocalEngine:
         with contextlib.ExitStack() as on_error, contextlib.ExitStack() as always:
             ours, theirs = channels.pair()
             always.enter_context(theirs)
-            channel = Channel(ours, blocking=False, owned=True)
+            bell = channels.bell()
+            channel = Channel(ours, blocking=False, owned=True, bell=bell)
             on_error.callback(channel.close)
             box_fd = memory.create(blackbox.SIZE, "holdfast-box")
             always.callback(os.close, box_fd)
             stack_fd = memory.create(stacks.SIZE, "holdfast-stacks")
             on_error.callback(os.close, stack_fd)
             worker = Worker(slot, incarnation, channel, BlackBox(memory.attach(box_fd)), stack_fd)
-            control.send(Kind.FORK, slot, incarnation, descriptors=(theirs.fileno(), box_fd, stack_fd))
+            control.send(Kind.FORK, slot, incarnation, descriptors=(theirs.fileno(), bell, box_fd, stack_fd))
             on_error.pop_all()
         kept = self._memories[slot]
         restored = loop.Restored(

@@ -25,7 +25,7 @@ from holdfast._worker import failures
 from holdfast.records import Stage
 
 
-def become(slot: int, descriptors: tuple[int, int, int], payload: Any, entry: Callable[..., None], zygote: int) -> None:
+def become(slot: int, descriptors: tuple[int, ...], payload: Any, entry: Callable[..., None], zygote: int) -> None:
     """In a fork of the zygote: run a fresh interpreter in our place. Does not return."""
     inherited = list(getattr(forkserver._forkserver, "_inherited_fds", None) or [])
     # Two pickles: the first one sets sys.path for the second.
@@ -60,8 +60,8 @@ def main(fd: int) -> None:
     processes.name_thread(f"holdfast-w{slot}")
     if inherited:
         forkserver._forkserver._inherited_fds = inherited  # type: ignore[attr-defined]
-    socket_fd, box_fd, stack_fd = descriptors
-    channel = Channel(socket.socket(fileno=socket_fd), blocking=True, owned=True)
+    socket_fd, bell_fd, box_fd, stack_fd = descriptors
+    channel = Channel(socket.socket(fileno=socket_fd), blocking=True, owned=True, bell=bell_fd)
     if error is not None:
         channel.send(Kind.UNPREPARED, 0, 0, [dump(failures.capture(error, Stage.PREPARING))])
         os._exit(1)

@@ -173,16 +173,17 @@ class Zygote:
 
     def _fork(self, frame: Frame) -> None:
         slot, incarnation = frame.seq, frame.extra
-        socket_fd, box_fd, stack_fd = frame.descriptors
+        socket_fd, bell_fd, box_fd, stack_fd = frame.descriptors
         zygote = os.getpid()
         pid = os.fork()
         if pid == 0:
             processes.die_with_parent(zygote)
             processes.lead_own_group()
-            self._become_worker(slot, socket_fd, box_fd, stack_fd)
+            self._become_worker(slot, frame.descriptors)
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # whichever of the two comes first
         os.close(socket_fd)
+        os.close(bell_fd)
         handle = os.pidfd_open(pid)
         box = BlackBox(memory.attach(box_fd))
         os.close(box_fd)
@@ -190,7 +191,7 @@ class Zygote:
         self._poller.register(handle, select.POLLIN)
         self._channel.send(Kind.FORKED, pid, slot, [wire.dump(incarnation)])
 
-    def _become_worker(self, slot: int, socket_fd: int, box_fd: int, stack_fd: int) -> None:
+    def _become_worker(self, slot: int, descriptors: tuple[int, ...]) -> None:
         """In the child: never returns."""
         code = 1
         try:
@@ -204,9 +205,10 @@ class Zygote:
             if self._trainer >= 0:
                 os.close(self._trainer)
             if self._unforkable:
-                solo.become(slot, (socket_fd, box_fd, stack_fd), self._payload, self._entry, os.getppid())
+                solo.become(slot, descriptors, self._payload, self._entry, os.getppid())
             processes.name_thread(f"holdfast-w{slot}")
-            channel = Channel(socket.socket(fileno=socket_fd), blocking=True, owned=True)
+            socket_fd, bell_fd, box_fd, stack_fd = descriptors
+            channel = Channel(socket.socket(fileno=socket_fd), blocking=True, owned=True, bell=bell_fd)
             process = multiprocessing.Process(
                 target=self._entry,
                 args=(channel, box_fd, stack_fd, self._payload.load, slot),
