@@ -34,6 +34,7 @@ class Link:
 
     def __init__(self) -> None:
         self.arena = Arena()
+        self.packer = packing.Packer(self.arena)
         self.table = CellTable()
 
     def send(self, obj: Any, side: wire.Side = wire.NOTHING_BESIDE) -> tuple[wire.Parcel, bytearray]:
@@ -42,7 +43,7 @@ class Link:
         return self.dispatch(obj, side)
 
     def dispatch(self, obj: Any, side: wire.Side = wire.NOTHING_BESIDE) -> tuple[wire.Parcel, bytearray]:
-        packed = packing.pack(obj, self.arena, side)
+        packed = self.packer.pack(obj, side)
         body = bytearray(b"".join(packed.parts))
         passed = tuple(os.dup(fd) for fd in packed.descriptors)  # what SCM_RIGHTS does
         self.arena.finish(packed.cells)
@@ -136,7 +137,7 @@ def test_a_small_view_of_a_large_tensor_travels_alone(link):
 
     parcel, _ = link.send(view)
 
-    assert sum(size for _, _, size in parcel.buffers) < 4096
+    assert sum(size for _, _, size in parcel.places) < 4096
     packing.discard(parcel, link.table)
 
 
@@ -334,7 +335,7 @@ def test_room_that_was_collated_into_is_not_copied_again(link, floats):
     parcel, body = link.dispatch(room)
     back = packing.unpack(parcel, body, link.table)
 
-    assert [size for _, _, size in parcel.buffers] == [16 * floats]
+    assert [size for _, _, size in parcel.places] == [16 * floats]
     assert back[:, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
     assert sum(used) == 16 * floats
 
@@ -370,11 +371,11 @@ def test_pieces_of_one_batch_do_not_overlap(sizes):
     arena = Arena()
     taken: list[tuple[int, int]] = []
     for size in sizes:
-        cell, offset, address, room = arena.allocate(size)
-        assert len(room) == size
+        cell, offset, address, root = arena.allocate(size)
+        assert offset + size <= len(root)
         assert address % ALIGNMENT == 0
         if size:
-            assert address == room.ctypes.data
+            assert address == root[offset:].ctypes.data
             assert arena.find(address, size) == (cell, offset)
             taken.append((address, address + size))
     taken.sort()

@@ -84,24 +84,20 @@ class Runner:
             self._carry_out(actions)
 
     def _carry_out(self, actions: list[Action]) -> None:
-        todo = deque(actions)
-        while todo:
-            action = todo.popleft()
-            kind = type(action)
-            if kind is r.ConcludeTask:
-                assert isinstance(action, r.ConcludeTask)
-                incident = action.incident and self._door.explain(action.incident)
-                payload = self._payloads.pop(action.seq, None)
-                self.concluded[action.seq] = Concluded(action.outcome, payload, incident)
+        for action in actions:  # which grows when an answer leads to more
+            if isinstance(action, r.ConcludeTask):
+                seq, outcome, incident = action
+                if incident is not None:
+                    incident = self._door.explain(incident)
+                self.concluded[seq] = Concluded(outcome, self._payloads.pop(seq, None), incident)
                 if self.arrived is not None:
-                    self.arrived.append(action.seq)
-            elif kind is r.SendTask:
-                assert isinstance(action, r.SendTask)
-                body = self._door.encode(action.seq, action.plan)
-                probe = action.plan.probe is not None
-                self._engine.send_task(action.slot, action.incarnation, action.seq, body, probe)
+                    self.arrived.append(seq)
+            elif isinstance(action, r.SendTask):
+                slot, incarnation, seq, plan = action
+                body = self._door.encode(seq, plan)
+                self._engine.send_task(slot, incarnation, seq, body, plan.probe is not None)
             else:
-                todo.extend(self._carry_out_rare(action))
+                actions.extend(self._carry_out_rare(action))
 
     def _carry_out_rare(self, action: Action) -> list[Action]:
         if isinstance(action, r.StartWorker):

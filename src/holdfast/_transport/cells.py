@@ -90,11 +90,11 @@ class Arena:
                 self._free.append(cell)
 
     def allocate(self, size: int) -> tuple[int, int, Address, npt.NDArray[np.uint8]]:
-        """Room for `size` bytes: cell (-1: inline), offset, address, and the bytes as an array."""
+        """Room for `size` bytes: cell (-1: inline), offset in it, address, and the cell's bytes."""
         at = -(-self._scratch_used // ALIGNMENT) * ALIGNMENT
         if self._current is None and at + size <= INLINE_ROOM:
             self._scratch_used = at + size
-            return -1, at, self._scratch_address + at, self._scratch[at : at + size]
+            return -1, at, self._scratch_address + at, self._scratch
         cell = self._current
         at = -(-self._current_used // ALIGNMENT) * ALIGNMENT
         if cell is None or at + size > cell.size:
@@ -103,7 +103,7 @@ class Arena:
             at = 0
         self._current_used = at + size
         self._large_used += size + ALIGNMENT
-        return cell.number, at, cell.address + at, cell.array[at : at + size]
+        return cell.number, at, cell.address + at, cell.array
 
     def find(self, address: Address, size: int) -> tuple[int, int] | None:
         """Where in this batch's memory an address lies, if it does."""

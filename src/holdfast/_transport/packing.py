@@ -10,74 +10,20 @@ is imported only where torch is already there.
 
 from __future__ import annotations
 
+import copyreg
 import ctypes
-import io
 import pickle
 import sys
-from collections.abc import Callable
+import threading
+from multiprocessing import reduction
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from holdfast._transport import wire
 from holdfast._transport.cells import Arena, CellTable
-
-Reducer = Callable[["Placer", Any], Any]
-
-
-class Placer:
-    """Puts one batch's buffers into the arena, and notes where each lies."""
-
-    def __init__(self, arena: Arena) -> None:
-        self.arena = arena
-        self.placed: list[tuple[int, int, int]] = []
-        self.storages: dict[int, Any] = {}  # a storage that several tensors share travels once
-        self._known: dict[int, tuple[int, int, int]] = {}
-        self._alive: list[Any] = []
-
-    def place_memory(self, address: int, size: int) -> pickle.PickleBuffer:
-        """Out-of-band bytes at an address, copied into the arena unless they lie there already."""
-        found = self.arena.find(address, size)
-        if found is None:
-            cell, offset, target, _ = self.arena.allocate(size)
-            ctypes.memmove(target, address, size)
-        else:
-            cell, offset = found
-        buffer = pickle.PickleBuffer(bytearray())  # writable, so that it is so when it arrives
-        self._alive.append(buffer)
-        self._known[id(buffer)] = (cell, offset, size)
-        return buffer
-
-    def place_buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        known = self._known.get(id(buffer))
-        if known is None:
-            with buffer.raw() as raw:
-                size = raw.nbytes
-                if raw.readonly:
-                    return True  # in the stream: bytes objects must come back as bytes
-                cell, offset, _, target = self.arena.allocate(size)
-                target[:] = np.frombuffer(raw, np.uint8)
-            known = (cell, offset, size)
-        self.placed.append(known)
-        return False
-
-
-class BatchPickler(pickle.Pickler):
-    """One batch's pickler. Its callback is not its own method: a cycle would keep the batch's memory in use until the
-    collector comes, and make it come often.
-    """
-
-    def __init__(self, file: io.BytesIO, placer: Placer, reducer: Reducer | None) -> None:
-        super().__init__(file, 5, buffer_callback=placer.place_buffer)
-        self._placer = placer
-        self._reducer = reducer
-
-    def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is np.ndarray and not (obj.flags.writeable and obj.dtype.isnative):
-            # As torch's own loader has it: what arrives is the consumer's, to write to, in the machine's byte order.
-            order: Any = "F" if obj.flags.fnc else "C"
-            return obj.astype(obj.dtype.newbyteorder("="), order=order, copy=True).__reduce_ex__(5)
-        return NotImplemented if self._reducer is None else self._reducer(self._placer, obj)
+from holdfast._transport.wire import Place
 
 
 class Packed(NamedTuple):
@@ -89,21 +35,102 @@ class Packed(NamedTuple):
     cells: set[int]  # the cells that it travels in
 
 
-def pack(obj: Any, arena: Arena, side: wire.Side) -> Packed:
-    file = io.BytesIO()
-    placer = Placer(arena)
-    BatchPickler(file, placer, _reducer()).dump(obj)
-    parcel = wire.Parcel(
-        made=[(cell.number, cell.size) for cell in arena.made],
-        dropped=list(arena.dropped),
-        buffers=placer.placed,
-        pickled=file.getbuffer(),
-        side=side,
-    )
-    region = arena.inline_region()
-    descriptors = tuple(cell.fd for cell in arena.made)
-    cells = {cell for cell, _, _ in placer.placed}
-    return Packed([region, *wire.parcel_parts(parcel)], descriptors, len(region), cells)
+class _Sink:
+    """Where the pickler writes: a list of pieces, which are never joined."""
+
+    __slots__ = ("pieces", "write")
+
+    def __init__(self) -> None:
+        self.pieces: list[Any] = []
+        self.write = self.pieces.append
+
+
+class Packer:
+    """Packs one worker's batches, one after the other. One pickler for all of them: making it costs."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.owners: dict[int, Any] = {}  # storage → what carries it: tensors that share one go on sharing it
+        self.places: list[Place] = []
+        self._buffers: list[Place] = []
+        self._sink = _Sink()
+        self._pickler = pickle.Pickler(self._sink, 5, buffer_callback=self._place_buffer)
+        self._known = (-1, -1, False)
+
+    def pack(self, obj: Any, side: wire.Side = wire.NOTHING_BESIDE) -> Packed:
+        self._know_types()
+        arena = self.arena
+        pieces = self._sink.pieces
+        try:
+            self._pickler.dump(obj)
+            parcel = wire.Parcel(
+                [(cell.number, cell.size) for cell in arena.made] if arena.made else [],
+                arena.dropped,
+                self._buffers,
+                self.places,
+                side,
+            )
+            region = arena.inline_region()
+            parts = [region, *wire.parcel_parts(parcel), *pieces]
+            cells = {place[0] for place in self.places}.union(place[0] for place in self._buffers)
+            return Packed(parts, tuple(cell.fd for cell in arena.made), len(region), cells)
+        finally:
+            # Nothing of the batch is kept, also when it could not be pickled.
+            self._pickler.clear_memo()
+            self.owners.clear()
+            self.places.clear()
+            self._buffers.clear()
+            pieces.clear()
+
+    def place_memory(self, address: int, size: int) -> int:
+        """Which place the bytes at an address travel in; copied into the arena unless they lie there already."""
+        found = self.arena.find(address, size)
+        if found is None:
+            cell, offset, target, _ = self.arena.allocate(size)
+            ctypes.memmove(target, address, size)
+        else:
+            cell, offset = found
+        self.places.append((cell, offset, size))
+        return len(self.places) - 1
+
+    def _place_buffer(self, buffer: pickle.PickleBuffer) -> bool:
+        with buffer.raw() as raw:
+            size = raw.nbytes
+            if raw.readonly:
+                return True  # in the stream: bytes objects must come back as bytes
+            cell, offset, _, root = self.arena.allocate(size)
+            root[offset : offset + size] = np.frombuffer(raw, np.uint8)
+        self._buffers.append((cell, offset, size))
+        return False
+
+    def _know_types(self) -> None:
+        """Take over what was registered for pickling, here and for multiprocessing, and add our own."""
+        now = (len(copyreg.dispatch_table), len(_extra_reducers), "torch" in sys.modules)
+        if now == self._known:
+            return
+        table: dict[type, Any] = dict(copyreg.dispatch_table)
+        # Not torch's: those put every tensor into /dev/shm.
+        table.update(
+            {k: v for k, v in _extra_reducers.items() if not str(getattr(v, "__module__", "")).startswith("torch.")}
+        )
+        table[np.ndarray] = _reduce_array
+        if "torch" in sys.modules:
+            from holdfast._transport import tensors
+
+            table.update(tensors.reducers(self))
+        self._pickler.dispatch_table = table
+        self._known = now
+
+
+_extra_reducers: dict[type, Any] = reduction.ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+
+
+def _reduce_array(array: npt.NDArray[Any]) -> Any:
+    if not (array.flags.writeable and array.dtype.isnative):
+        # As torch's own loader has it: what arrives is the consumer's, to write to, in the machine's byte order.
+        order: Any = "F" if array.flags.fnc else "C"
+        array = array.astype(array.dtype.newbyteorder("="), order=order, copy=True)
+    return array.__reduce_ex__(5)
 
 
 def adopt(body: bytearray, inline: int, descriptors: tuple[int, ...], table: CellTable) -> wire.Parcel:
@@ -116,33 +143,57 @@ def adopt(body: bytearray, inline: int, descriptors: tuple[int, ...], table: Cel
     return parcel
 
 
-def unpack(parcel: wire.Parcel, body: bytearray, table: CellTable, roots: dict[int, Any] | None = None) -> Any:
-    """The batch, its tensors and arrays being views of the cells it came in.
+class Opening:
+    """A batch being unpacked. `roots` keeps its leases when this is interrupted and done again."""
 
-    `roots` keeps the leases when this is interrupted and called again.
-    """
-    if not parcel.buffers:
-        return pickle.loads(parcel.pickled)
-    roots = {} if roots is None else roots
-    roots.setdefault(wire.INLINE, np.frombuffer(body, np.uint8))
-    buffers = []
-    for cell, offset, size in parcel.buffers:
-        root = roots.get(cell)
+    __slots__ = ("body", "places", "roots", "table")
+
+    def __init__(
+        self, places: list[Place], body: bytearray, table: CellTable, roots: dict[int, npt.NDArray[np.uint8]]
+    ) -> None:
+        self.places = places
+        self.body = body
+        self.table = table
+        self.roots = roots
+
+    def root(self, cell: int) -> npt.NDArray[np.uint8]:
+        """The memory that every view of this cell, or of the message itself, holds on to."""
+        root = self.roots.get(cell)
         if root is None:
-            root = roots[cell] = table.lease(cell)
-        buffers.append(root[offset : offset + size])
-    return pickle.loads(parcel.pickled, buffers=buffers)
+            root = np.frombuffer(self.body, np.uint8) if cell == wire.INLINE else self.table.lease(cell)
+            self.roots[cell] = root
+        return root
+
+
+class _Now(threading.local):
+    """What is being unpacked in this thread: tensors name their memory by its place in it."""
+
+    opening: Opening
+
+
+now = _Now()
+
+
+def unpack(
+    parcel: wire.Parcel, body: bytearray, table: CellTable, roots: dict[int, npt.NDArray[np.uint8]] | None = None
+) -> Any:
+    """The batch, its tensors and arrays being views of the cells it came in."""
+    if not parcel.buffers and not parcel.places:
+        return pickle.loads(parcel.pickled)
+    before = getattr(now, "opening", None)
+    opening = now.opening = Opening(parcel.places, body, table, {} if roots is None else roots)
+    try:
+        buffers = [opening.root(cell)[offset : offset + size] for cell, offset, size in parcel.buffers]
+        return pickle.loads(parcel.pickled, buffers=buffers)
+    finally:
+        # A batch may hold what loads another batch when it is unpickled.
+        if before is None:
+            del now.opening
+        else:
+            now.opening = before
 
 
 def discard(parcel: wire.Parcel, table: CellTable) -> None:
     """A result that nobody wants: its cells are free at once."""
-    for number in {cell for cell, _, _ in parcel.buffers if cell != wire.INLINE}:
+    for number in {cell for cell, _, _ in (*parcel.buffers, *parcel.places) if cell != wire.INLINE}:
         table.release(number)
-
-
-def _reducer() -> Reducer | None:
-    if "torch" not in sys.modules:
-        return None
-    from holdfast._transport import tensors
-
-    return tensors.reduce

@@ -7,47 +7,80 @@ Never   /dev/shm, nor a descriptor per tensor.
 
 from __future__ import annotations
 
-import pickle
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from holdfast._transport import packing
+
 if TYPE_CHECKING:
     from holdfast._transport.cells import Arena
-    from holdfast._transport.packing import Placer
+    from holdfast._transport.packing import Packer
 
 # A view of a storage this many times its size travels without the rest of the storage.
 _WASTE = 2
 
 
+_DTYPES = tuple(sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str))
+_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+_CPU = torch.device("cpu")
+
+
+# What torch.frombuffer takes; with types that are packed or quantized it ends the process.
+_FLAT = frozenset(
+    _CODES[dtype]
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    )
+)
+
+
+def is_flat(dtype: torch.dtype) -> bool:
+    """Whether tensors of this type can be made from plain bytes."""
+    return _CODES[dtype] in _FLAT
+
+
 class Stored:
     """A storage on its way; pickled by identity, so that tensors which share it go on sharing it."""
 
-    __slots__ = ("buffer", "keep")
+    __slots__ = ("keep", "place")
 
-    def __init__(self, buffer: pickle.PickleBuffer, keep: Any) -> None:
-        self.buffer = buffer
+    def __init__(self, place: int, keep: torch.UntypedStorage) -> None:
+        self.place = place
         self.keep = keep
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _storage, (self.buffer,)
+        return _storage, (self.place,)
 
 
-def reduce(placer: Placer, obj: Any) -> Any:
-    """Called for every object that pickle has no shortcut for; NotImplemented leaves it to pickle."""
-    kind = type(obj)
-    if kind is torch.Tensor:
-        return _reduce_tensor(placer, obj)
-    if kind is torch.UntypedStorage and obj.device.type == "cpu":
-        return _storage, (_stored(placer, obj).buffer,)
-    if kind is torch.TypedStorage and obj._untyped_storage.device.type == "cpu":
-        return _typed_storage, (_stored(placer, obj._untyped_storage), obj.dtype)
-    return NotImplemented
+def reducers(packer: Packer) -> dict[type, Callable[[Any], Any]]:
+    """How tensors and storages are pickled by a worker's packer; of exactly these types, not of subclasses."""
+
+    def reduce_untyped(storage: torch.UntypedStorage) -> Any:
+        if storage.device != _CPU:
+            return storage.__reduce_ex__(5)
+        return _storage_of, (_owner(packer, storage),)
+
+    def reduce_typed(storage: torch.TypedStorage) -> Any:
+        if storage._untyped_storage.device != _CPU:
+            return storage.__reduce_ex__(5)
+        return _typed_storage, (_owner(packer, storage._untyped_storage), storage.dtype)
+
+    def reduce_tensor(tensor: torch.Tensor) -> Any:
+        return _reduce_tensor(packer, tensor)
+
+    return {
+        torch.Tensor: reduce_tensor,
+        torch.UntypedStorage: reduce_untyped,
+        torch.TypedStorage: reduce_typed,
+    }
 
 
-def _reduce_tensor(placer: Placer, tensor: torch.Tensor) -> Any:
+def _reduce_tensor(packer: Packer, tensor: torch.Tensor) -> Any:
     if (
-        tensor.device.type != "cpu"
+        tensor.device != _CPU
         or tensor.layout is not torch.strided
         or tensor.is_quantized
         or tensor.is_nested
@@ -56,55 +89,103 @@ def _reduce_tensor(placer: Placer, tensor: torch.Tensor) -> Any:
         or tensor._backward_hooks
         or tensor.__dict__
     ):
-        return NotImplemented
-    if tensor.requires_grad and not tensor.is_leaf:
+        return tensor.__reduce_ex__(5)
+    requires_grad = tensor.requires_grad
+    if requires_grad and not tensor.is_leaf:
         raise RuntimeError(
             "Cowardly refusing to serialize non-leaf tensor which requires_grad, since autograd does not support "
             "crossing process boundaries.  If you just want to transfer the data, call detach() on the tensor "
             "before serializing (e.g., putting it on the queue)."
         )
     storage = tensor.untyped_storage()
-    if tensor.nbytes * _WASTE < storage.nbytes() and tensor.nbytes + 4096 < storage.nbytes():
-        requires_grad = tensor.requires_grad
-        tensor = tensor.detach().clone(memory_format=torch.preserve_format)
-        storage = tensor.untyped_storage()
-    else:
-        requires_grad = tensor.requires_grad
-    stored = _stored(placer, storage)
-    return _tensor, (stored, tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), requires_grad)
+    size, whole = tensor.nbytes, storage.nbytes()
+    code = _CODES[tensor.dtype]
+    if size * _WASTE < whole and size + 4096 < whole:
+        clone = tensor.detach().clone(memory_format=torch.preserve_format)
+        if size == 0:
+            return _empty, (code, tuple(clone.shape), clone.stride(), requires_grad)
+        place = packer.place_memory(clone.data_ptr(), clone.untyped_storage().nbytes())
+        # Contiguous or at least dense: preserve_format leaves no gaps in a clone.
+        return _view, (
+            Stored(place, clone.untyped_storage()),
+            code,
+            0,
+            tuple(clone.shape),
+            clone.stride(),
+            requires_grad,
+        )
+    owner = packer.owners.get(storage._cdata)
+    if owner is None:
+        if whole == 0:
+            return _empty, (code, tuple(tensor.shape), tensor.stride(), requires_grad)
+        if size == whole and code in _FLAT and tensor.is_contiguous():
+            # By far the most: a tensor that is all of its storage.
+            packer.owners[storage._cdata] = tensor
+            return _tensor, (packer.place_memory(storage.data_ptr(), size), code, tuple(tensor.shape), requires_grad)
+        owner = _owner(packer, storage)
+    return _view, (owner, code, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), requires_grad)
 
 
-def _stored(placer: Placer, storage: torch.UntypedStorage) -> Stored:
-    key = storage._cdata
-    stored: Stored | None = placer.storages.get(key)
-    if stored is None:
-        buffer = placer.place_memory(storage.data_ptr(), storage.nbytes())
-        stored = placer.storages[key] = Stored(buffer, storage)
-    return stored
+def _owner(packer: Packer, storage: torch.UntypedStorage) -> Any:
+    """What carries a storage: the tensor that was packed with it first, or the storage alone."""
+    owner = packer.owners.get(storage._cdata)
+    if owner is None:
+        owner = Stored(packer.place_memory(storage.data_ptr(), storage.nbytes()), storage)
+        packer.owners[storage._cdata] = owner
+    return owner
 
 
-def _storage(buffer: Any) -> torch.UntypedStorage:
-    if len(buffer) == 0:
-        return torch.UntypedStorage(0)
-    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+# ---------------------------------------------------------------- in the trainer
 
 
-def _typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStorage:
-    return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+def _tensor(place: int, code: int, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
+    opening = packing.now.opening
+    cell, offset, size = opening.places[place]
+    dtype = _DTYPES[code]
+    # In place and not a view of a flat tensor: a view is refused by some in-place operations.
+    tensor = torch.frombuffer(opening.root(cell), dtype=dtype, count=size // dtype.itemsize, offset=offset)
+    if len(shape) != 1:
+        tensor.resize_(shape)
+    if requires_grad:
+        tensor.requires_grad_(True)
+    return tensor
 
 
-def _tensor(
-    storage: torch.UntypedStorage,
-    dtype: torch.dtype,
+def _view(
+    owner: torch.Tensor | torch.UntypedStorage,
+    code: int,
     offset: int,
     shape: tuple[int, ...],
     stride: tuple[int, ...],
     requires_grad: bool,
 ) -> torch.Tensor:
-    tensor = torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
+    tensor = torch.empty(0, dtype=_DTYPES[code], device=_CPU).set_(_storage_of(owner), offset, shape, stride)
     if requires_grad:
         tensor.requires_grad_(True)
     return tensor
+
+
+def _empty(code: int, shape: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
+    return torch.empty_strided(shape, stride, dtype=_DTYPES[code], device=_CPU, requires_grad=requires_grad)
+
+
+def _storage(place: int) -> torch.UntypedStorage:
+    opening = packing.now.opening
+    cell, offset, size = opening.places[place]
+    if size == 0:
+        return torch.UntypedStorage(0)
+    return torch.frombuffer(opening.root(cell), dtype=torch.uint8, count=size, offset=offset).untyped_storage()
+
+
+def _storage_of(owner: torch.Tensor | torch.UntypedStorage) -> torch.UntypedStorage:
+    return owner.untyped_storage() if isinstance(owner, torch.Tensor) else owner
+
+
+def _typed_storage(owner: torch.Tensor | torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStorage:
+    return torch.TypedStorage(wrap_storage=_storage_of(owner), dtype=dtype, _internal=True)
+
+
+# ---------------------------------------------------------------- in the worker, while collating
 
 
 def room_for(arena: Arena, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -113,6 +194,6 @@ def room_for(arena: Arena, shape: tuple[int, ...], dtype: torch.dtype) -> torch.
     for length in shape:
         count *= length
     if count == 0:
-        return torch.empty(shape, dtype=dtype)
-    _, _, _, array = arena.allocate(count * dtype.itemsize)
-    return torch.frombuffer(array, dtype=dtype).view(shape)
+        return torch.empty(shape, dtype=dtype, device=_CPU)
+    _, offset, _, root = arena.allocate(count * dtype.itemsize)
+    return torch.frombuffer(root, dtype=dtype, count=count, offset=offset).view(shape)

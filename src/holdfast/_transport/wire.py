@@ -4,7 +4,7 @@ Reads   bodies of frames.
 Writes  bodies of frames.
 Never   pickles what is known: counts, cells and offsets are packed integers.
 
-    result = inline region | counts | cells made | cells dropped | buffers | side | pickle
+    result = inline region | counts | cells made | cells dropped | buffers | places of storages | side | pickle
 
 `side` is what travels beside a batch, mostly nothing: failures that were dealt with in the worker, and
 where a stream stands. It is pickled; it never holds values of samples.
@@ -60,7 +60,11 @@ class Side(NamedTuple):
 NOTHING_BESIDE = Side()
 
 _COUNTS = struct.Struct("<qqqqq")
-INLINE = -1  # in place of a cell's number: the buffer is in the frame itself
+_NO_COUNTS = (0, 0, 0, 0, 0)
+_NO_COUNTS_BYTES = _COUNTS.pack(*_NO_COUNTS)
+INLINE = -1  # in place of a cell's number: the bytes are in the frame itself
+
+Place = tuple[int, int, int]  # (cell or INLINE, offset, size)
 
 
 class Parcel(NamedTuple):
@@ -68,43 +72,55 @@ class Parcel(NamedTuple):
 
     made: list[tuple[int, int]]  # (cell, size), descriptors come in the same order
     dropped: list[int]
-    buffers: list[tuple[int, int, int]]  # (cell or INLINE, offset, size)
-    pickled: bytes | memoryview
+    buffers: list[Place]  # out-of-band buffers, in the pickle's order
+    places: list[Place]  # storages of tensors, which name them by number
     side: Side
+    pickled: bytes | memoryview = b""
 
 
 def parcel_parts(parcel: Parcel) -> list[bytes | memoryview]:
-    """Everything of a parcel but the inline region, which goes before it."""
+    """What goes between the inline region and the pickle."""
+    made, dropped, buffers, places, nothing, _ = parcel
+    if not buffers and not places and nothing is NOTHING_BESIDE and not made and not dropped:
+        return [_NO_COUNTS_BYTES]
     side = b"" if parcel.side == NOTHING_BESIDE else pickle.dumps(parcel.side, 5)
     numbers = array("q")
-    for made in parcel.made:
-        numbers.extend(made)
-    numbers.extend(parcel.dropped)
-    for buffer in parcel.buffers:
-        numbers.extend(buffer)
-    counts = _COUNTS.pack(len(parcel.made), len(parcel.dropped), len(parcel.buffers), len(side), len(parcel.pickled))
-    return [counts, numbers.tobytes(), side, parcel.pickled]
+    for pair in made:
+        numbers.extend(pair)
+    numbers.extend(dropped)
+    for place in buffers:
+        numbers.extend(place)
+    for place in places:
+        numbers.extend(place)
+    counts = _COUNTS.pack(len(made), len(dropped), len(buffers), len(places), len(side))
+    return [counts, numbers.tobytes(), side]
 
 
 def read_parcel(body: bytearray, at: int) -> Parcel:
     """A parcel from a frame's body; `at` is where the inline region ends."""
-    made, dropped, buffers, side_size, pickled_size = _COUNTS.unpack_from(body, at)
+    counts = _COUNTS.unpack_from(body, at)
     at += _COUNTS.size
     view = memoryview(body)
-    count = 2 * made + dropped + 3 * buffers
+    if counts == _NO_COUNTS:
+        return Parcel([], [], [], [], NOTHING_BESIDE, view[at:])
+    made, dropped, buffers, places, side_size = counts
+    if min(counts) < 0:
+        raise ValueError("no parcel of ours")
+    k, m = 2 * made + dropped, 2 * made + dropped + 3 * buffers
+    count = m + 3 * places
     numbers = array("q")
     numbers.frombytes(view[at : at + 8 * count])
     at += 8 * count
     side = pickle.loads(view[at : at + side_size]) if side_size else NOTHING_BESIDE
-    at += side_size
-    i = 2 * made
-    j = i + dropped
+    triples = zip(numbers[k::3], numbers[k + 1 :: 3], numbers[k + 2 :: 3], strict=True)
+    everything = list(triples)
     return Parcel(
-        made=[(numbers[k], numbers[k + 1]) for k in range(0, i, 2)],
-        dropped=list(numbers[i:j]),
-        buffers=[(numbers[k], numbers[k + 1], numbers[k + 2]) for k in range(j, count, 3)],
-        pickled=view[at : at + pickled_size],
-        side=side,
+        list(zip(numbers[0 : 2 * made : 2], numbers[1 : 2 * made : 2], strict=True)),
+        list(numbers[2 * made : k]),
+        everything[:buffers],
+        everything[buffers:],
+        side,
+        view[at + side_size :],
     )
 
 

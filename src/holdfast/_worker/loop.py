@@ -82,11 +82,12 @@ class Desk:
         self.dealt_with: list[Failure] = []  # failures of this batch that the policy took care of
         self.place: bytes | None = None  # where the stream stands after this batch
         self._channel = channel
+        self._packer = packing.Packer(arena)
         self._waiting: deque[Frame] = deque()
 
     def send_batch(self, seq: int, batch: Any) -> None:
         """Pack and send a finished batch; raises what pickling raises, with nothing sent."""
-        packed = packing.pack(batch, self.arena, self._side())
+        packed = self._packer.pack(batch, self._side())
         self._settle(seq)
         self._channel.send(Kind.RESULT, seq, packed.inline, packed.parts, packed.descriptors)
         self.arena.finish(packed.cells)
@@ -97,7 +98,7 @@ class Desk:
 
     def can_pack(self, batch: Any) -> None:
         """Raise what packing this batch would raise."""
-        packing.pack(batch, self.arena, wire.NOTHING_BESIDE)
+        self._packer.pack(batch)
 
     def rewind(self) -> None:
         """Back to the random state after the last batch that was sent."""

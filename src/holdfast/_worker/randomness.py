@@ -55,6 +55,7 @@ class Randomness:
 
     def __init__(self) -> None:
         self._random = _flat_random()
+        self._torch: Any = None  # its generator, once torch is there
         self._numpy_bits: Any = None  # held, so that the memory we read stays where it is
         self._numpy: tuple[Callable[[], bytes], Callable[[], bytes]] | None = None
         self._numpy_around = b""
@@ -63,7 +64,12 @@ class Randomness:
     # ------------------------------------------------------------ reading
 
     def read(self) -> bytes:
-        torch_state = sys.modules["torch"].default_generator.get_state().numpy().tobytes() if _has_torch() else b""
+        torch_state = b""
+        if self._torch is None and _has_torch():
+            self._torch = sys.modules["torch"].default_generator
+        if self._torch is not None:
+            state = self._torch.get_state()
+            torch_state = ctypes.string_at(state.data_ptr(), state.numel())
         python_state = self._read_random()
         numpy_state = self._read_numpy()
         return b"".join(

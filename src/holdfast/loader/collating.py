@@ -28,7 +28,7 @@ def install(arena: Arena) -> None:
             or first.device.type != "cpu"
             or first.layout is not torch.strided
             or first.is_nested
-            or first.is_quantized
+            or not tensors.is_flat(first.dtype)
         ):
             return _plain(batch, collate_fn_map=collate_fn_map)
         shape = (len(batch), *first.shape)

@@ -48,6 +48,8 @@ class Door:
         self.drawn: dict[int, Any] = {}  # seq → index as the sampler gave it
         self.pool: Any = None  # where replacements are drawn from
         self.seed = 0
+        rules = (policy.on_error, policy.crash_rule)
+        self._may_replace = "replace" in rules or any(callable(rule) for rule in rules)
         self._last: tuple[Incident, Incident] | None = None
         self._candidates: dict[int, tuple[Any, ...]] = {}
         self._substituted: dict[int, dict[int, Any]] = {}  # seq → position → what was sent in its place
@@ -59,7 +61,7 @@ class Door:
         self.drawn[seq] = index
         if type(self.pool) is list and len(self.pool) < _REMEMBERED_DRAWS:
             self.pool.extend(self._listed(index))
-        if self.pool and self._may_replace():
+        if self._may_replace and self.pool:
             self._candidates[seq] = self._draw_candidates(seq, index)
 
     def size_of(self, seq: int) -> int:
@@ -96,10 +98,6 @@ class Door:
         if self._candidates:
             self._candidates.pop(seq, None)
             self._substituted.pop(seq, None)
-
-    def _may_replace(self) -> bool:
-        rules = (self.policy.on_error, self.policy.crash_rule)
-        return "replace" in rules or any(callable(rule) for rule in rules)
 
     def _draw_candidates(self, seq: int, index: Any) -> tuple[Any, ...]:
         """Other samples that may take a bad one's place: the same ones in every run with the same seed."""

@@ -162,6 +162,14 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
 
     # ------------------------------------------------------------ next
 
+    def __next__(self) -> Any:
+        if self._stream or self._sampler_iter is None or torch._C._autograd._profiler_enabled():
+            return super().__next__()
+        # What torch does there, without telling a profiler that nobody runs: that takes longer than a small batch.
+        data = self._next_data()
+        self._num_yielded += 1
+        return data
+
     def _next_data(self) -> Any:
         self._check_owner()
         while True:

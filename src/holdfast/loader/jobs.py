@@ -184,14 +184,14 @@ class LoaderJob:
         """A batch was collated, and will be sent unless it was for a probe."""
 
     def finish(
-        self, seq: int, samples: dict[int, Any], data: Any, probe: bool, gather: Callable[[Sequence[int]], Any]
+        self, seq: int, positions: Sequence[int], data: Any, probe: bool, gather: Callable[[Sequence[int]], Any]
     ) -> tuple[Failure, tuple[int, ...]] | None:
         """Collate and send. None when it is done; else what failed, and which samples are to blame."""
         box = self.desk.box
         stage = Stage.COLLATING
         ordinal = self.first_ordinal()
         try:
-            box.enter(stage, seq, count=max(1, len(samples)))
+            box.enter(stage, seq, count=max(1, len(positions)))
             batch = self.collate_fn(data)
             box.finished()
             stage = Stage.SENDING
@@ -211,7 +211,7 @@ class LoaderJob:
             self.desk.rewind()
             raise Again
         works = self.works_with(lambda chosen: self.desk.can_pack(self.collate_fn(gather(chosen))), stage, seq)
-        return failure, culprits.by_company(list(samples), works)
+        return failure, culprits.by_company(list(positions), works)
 
 
 class MapJob(LoaderJob):
@@ -226,29 +226,86 @@ class MapJob(LoaderJob):
 
     def run(self, seq: int, body: memoryview, probe: bool) -> None:
         self.before_task(seq, probe)
+        if self._get_many is None and not probe and tasks.is_plain(body):
+            self._run_plain(seq, body)
+        else:
+            self._run(seq, body, probe)
+
+    def _run_plain(self, seq: int, body: memoryview) -> None:
+        """A batch as it was drawn, sample by sample: as nearly all of them are. What fails goes the long way."""
+        box, dataset = self.desk.box, self.dataset
+        words, clock = box.words, time.monotonic_ns
+        slowest, position = 0, -1
+        failed: Exception | None = None
+        data: list[Any] = []
+        add = data.append
+        box.enter(Stage.FETCHING, seq)
+        since = clock()
+        try:
+            for position, index in enumerate(tasks.decode_plain(body)):
+                words[POSITION] = position
+                add(dataset[index])
+                now = words[SINCE] = clock()
+                if now - since > slowest:
+                    slowest = now - since
+                since = now
+        except Exception as error:
+            failed = error  # dealt with below: errors to come are not to be chained to this one
+        if failed is not None:
+            try:
+                self._run(seq, body, False, dict(enumerate(data)), failed=(failed, position))
+            finally:
+                failed = None  # else it holds this frame, and the frame holds it
+            return
+        box.was_healthy(slowest)
+        again, done = False, None
+        try:
+            done = self.finish(seq, range(len(data)), data, False, lambda chosen: [data[p] for p in chosen])
+        except Again:
+            again = True
+        if again:
+            self._run(seq, body, False)
+        elif done is not None:
+            self._run(seq, body, False, dict(enumerate(data)), blamed=done)
+
+    def _run(
+        self,
+        seq: int,
+        body: memoryview,
+        probe: bool,
+        samples: dict[int, Any] | None = None,
+        failed: tuple[Exception, int] | None = None,
+        blamed: tuple[Failure, tuple[int, ...]] | None = None,
+    ) -> None:
         try:
             task = tasks.decode_map(body)
-        except Exception as error:  # a batch sampler that drew something which is no list of indices
-            self.desk.dealt_with.append(self.judge(error, seq, Stage.FETCHING, -1))
+        except Exception as problem:  # a batch sampler that drew something which is no list of indices
+            self.desk.dealt_with.append(self.judge(problem, seq, Stage.FETCHING, -1))
             self.desk.send_empty(seq)
             return
         live = dict(task.live)
         self._stand_ins = {}
         self._tried = dict(task.tried)
-        samples: dict[int, Any] = {}
+        samples = {} if samples is None else samples
         whole: Any = task.whole if self._get_many else None
         drawn_empty = (
             not live and task.whole is not None
         )  # a batch sampler may draw nothing, and a collate function make something of it
         while live or drawn_empty:
             try:
+                if failed is not None:
+                    (error, position), failed = failed, None
+                    self._failed(error, seq, position, task, live, samples)
+                elif blamed is not None:
+                    (failure, positions), blamed = blamed, None
+                    self._give_up(failure, positions, task, live, samples)
                 data = self._fetch(seq, task, live, samples, whole)
                 whole = None
                 if not live and not drawn_empty:
                     break
                 if data is None:
                     data = list(samples.values()) if self.settings.batched else samples[0]
-                done = self.finish(seq, samples, data, probe, self._gather(samples))
+                done = self.finish(seq, list(samples), data, probe, self._gather(samples))
             except Again:
                 samples.clear()
                 continue
@@ -272,32 +329,15 @@ class MapJob(LoaderJob):
         if self._get_many is not None:
             return self._fetch_many(seq, task, live, samples, whole)
         dataset = self.dataset
-        box.enter(Stage.FETCHING, seq)
-        fetch = box.fetch
-        if not samples:
-            position = -1
-            words, clock = box.words, time.monotonic_ns
-            since, slowest = clock(), 0
-            try:
-                for position, index in live.items():
-                    words[POSITION] = position
-                    samples[position] = dataset[index]
-                    now = words[SINCE] = clock()
-                    if now - since > slowest:
-                        slowest = now - since
-                    since = now
-                box.was_healthy(slowest)
-                return None
-            except Exception as error:
-                self._failed(error, seq, position, task, live, samples)
         while len(samples) < len(live):
             for position in [p for p in live if p not in samples]:
                 box.enter(Stage.FETCHING, seq)
                 if position in self._stand_ins:
                     box.note_stand_in(live[position])
-                fetch(position)
+                box.fetch(position)
                 try:
                     samples[position] = dataset[live[position]]
+                    box.finished()
                 except Exception as error:
                     self._failed(error, seq, position, task, live, samples)
         _sort(samples, live)

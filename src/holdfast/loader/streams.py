@@ -231,17 +231,18 @@ class StreamJob(LoaderJob):
             gather = _gather(chosen, batched)
             self._random_before = self.desk.randomness.read()
             self._whole = len(chosen) == self._taken - self._begun
-            done = self.finish(seq, chosen, gather(list(chosen)), probe, gather)
+            positions = list(chosen)
+            done = self.finish(seq, positions, gather(positions), probe, gather)
             if done is None:
                 return
-            failure, positions = done
-            self.settle(failure, positions)
-            for position in positions:
+            failure, blamed = done
+            self.settle(failure, blamed)
+            for position in blamed:
                 del samples[position]
             if failure.decision is Decision.REPLACE and not probe:
                 self._held = None
                 more = self._taken - self._begun
-                self._take_into(samples, seq, more, more + len(positions), frozenset())
+                self._take_into(samples, seq, more, more + len(blamed), frozenset())
         if not probe:
             self._whole = False
             self._note_place()

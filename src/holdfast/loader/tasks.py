@@ -65,12 +65,21 @@ def encode_map(
     return _PLANNED + pickle.dumps((live, tuple(candidates), whole, dict(plan.substitutes)), 5)
 
 
+def is_plain(body: memoryview) -> bool:
+    """Whether a task is a batch of whole numbers, as it was drawn."""
+    return body[0] == _INTEGERS[0]
+
+
+def decode_plain(body: memoryview) -> list[int]:
+    numbers = array("q")
+    numbers.frombytes(body[1:])
+    return numbers.tolist()
+
+
 def decode_map(body: memoryview) -> MapTask:
     kind, rest = bytes(body[:1]), body[1:]
     if kind == _INTEGERS:
-        numbers = array("q")
-        numbers.frombytes(rest)
-        indices = numbers.tolist()
+        indices = decode_plain(body)
         return MapTask(dict(enumerate(indices)), (), indices)
     if kind == _OBJECTS:
         index, batched = pickle.loads(rest)

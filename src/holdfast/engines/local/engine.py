@@ -82,6 +82,8 @@ class LocalEngine:
         self._poller = select.epoll()
         self._by_fd: dict[int, Worker] = {}
         self._pending: list[News] = []
+        self._ended = False  # somebody's end was reported and is to be acted on
+        self._hung_up: set[int] = set()  # slots whose worker has closed its socket and is not yet reported dead
         self._owner = os.getpid()
         self.closed = False
         ownership.own(self)
@@ -207,7 +209,7 @@ class LocalEngine:
         """Wait until something has happened, `timeout_s` at most. May be interrupted without harm."""
         if self._pending:
             timeout_s = 0.0
-        elif any(w is not None and w.hung_up_at is not None for w in self._workers):
+        elif self._hung_up:
             timeout_s = min(timeout_s if timeout_s is not None else 0.2, 0.2)
         return self._poller.poll(-1 if timeout_s is None else timeout_s)
 
@@ -228,7 +230,8 @@ class LocalEngine:
                     self._poller.modify(fd, select.EPOLLIN)
             if mask & ~_WRITABLE:
                 self._read_worker(worker, news)
-        self._bury(news)
+        if self._hung_up or self._ended:
+            self._bury(news)
         return news
 
     def _read_worker(self, worker: Worker, news: list[News]) -> None:
@@ -237,6 +240,7 @@ class LocalEngine:
             self._poller.unregister(worker.channel.fileno())
             worker.registered = False
             worker.hung_up_at = time.monotonic()
+            self._hung_up.add(worker.slot)
             if worker.channel.torn and self._control is not None and worker.pid > 0:
                 self._control.send(Kind.KILL, worker.pid)
 
@@ -306,6 +310,7 @@ class LocalEngine:
                 worker = self._worker(slot, incarnation)
                 if worker is not None:
                     worker.pid, worker.status, worker.hung, worker.seconds = frame.seq, status, hung, seconds
+                    self._ended = True
             elif frame.kind == Kind.SUSPECTED:
                 incarnation, in_hand, stack = wire.load(frame.body)
                 news.append((r.WorkerSuspected(frame.extra, incarnation, frame.seq, in_hand, stack), None))
@@ -330,10 +335,12 @@ class LocalEngine:
                     "", f"the process that was to load the dataset {ended.words}", "", None, Stage.STARTING
                 )
             worker.status, worker.lost = 0, True
+            self._ended = True
 
     def _bury(self, news: list[News]) -> None:
         """Turn every reported death into an event, after what the dead worker had still sent."""
         now = time.monotonic()
+        self._ended = False
         for slot, worker in enumerate(self._workers):
             if worker is None:
                 continue
@@ -391,6 +398,7 @@ class LocalEngine:
 
     def _release(self, worker: Worker) -> None:
         self._unregister(worker)
+        self._hung_up.discard(worker.slot)
         self._by_fd.pop(worker.channel.fileno(), None)
         worker.channel.close()
         worker.box.release()
