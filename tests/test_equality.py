@@ -28,7 +28,7 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 
 import holdfast
 import specimens as s
-from peer import OURS, TORCH, Run, differences, raised_by, run, without_addresses
+from peer import OURS, TORCH, Raised, Run, differences, raised_by, run, without_addresses
 
 Arguments = Callable[[], dict[str, Any]]
 
@@ -514,8 +514,16 @@ def test_the_first_error_is_torchs_when_worker_init_fn_raises(dataset):
 
 
 def test_an_error_of_the_sampler_is_torchs():
-    """It is raised where torch raises it, and what was drawn before it is delivered likewise."""
-    assert_same(lambda: {"dataset": s.Noisy(), "batch_size": 2, "sampler": s.FailingSampler(14)}, num_workers=2)
+    """It is raised where torch raises it. The batch that torch loses by it comes with the next call."""
+    arguments = {"batch_size": 2, "num_workers": 2}
+    ours = run(OURS, lambda: {"dataset": s.Noisy(), "sampler": s.FailingSampler(14), **arguments})
+    theirs = run(TORCH, lambda: {"dataset": s.Noisy(), "sampler": s.FailingSampler(14), **arguments})
+    healthy = run(TORCH, lambda: {"dataset": s.Noisy(), "sampler": list(range(14)), **arguments})
+
+    steps = ours.epochs[0]
+    at = next(n for n, step in enumerate(steps) if isinstance(step, Raised))
+    assert differences(ours.delivered, healthy.delivered) == []
+    assert differences([*steps[: at + 1], *steps[at + 2 :]], theirs.epochs[0]) == []
 
 
 def test_a_timeout_is_torchs_and_the_late_batch_still_comes(tmp_path):

@@ -212,9 +212,9 @@ def test_the_batch_that_is_next_is_blamed_when_the_black_box_cannot_be_read():
     machine = begun(on_error="skip", retries=0)
     submit(machine, 0, size=1)
 
-    actions = handle(machine, death(1, Stage.FETCHING_MANY, -1))
+    actions = handle(machine, death(1, Stage.AT_WORK, -1))
 
-    assert [q.seq for q in of(r.PutInQuarantine, actions)] == [0]
+    assert [(q.seq, q.incident.batch) for q in of(r.PutInQuarantine, actions)] == [(0, 0)]
 
 
 def test_nobody_is_blamed_when_the_zygote_took_its_workers_along():

@@ -31,6 +31,7 @@ class Stage(enum.IntEnum):
     WAITING = 8  # backing off before a retry, or waiting for the trainer's decision
     LEAVING = 9
     DELIVERING = 10  # handing a packed batch to the trainer
+    AT_WORK = 11  # one of fetching, collating, sending: which one, nobody can say
 
     @property
     def words(self) -> str:
@@ -49,6 +50,15 @@ _STAGE_WORDS = {
     Stage.WAITING: "waiting before a retry",
     Stage.LEAVING: "leaving",
     Stage.DELIVERING: "handing a batch over",
+    Stage.AT_WORK: "working on a batch",
+}
+
+
+_BATCH_VERBS = {
+    Stage.FETCHING_MANY: "fetching",
+    Stage.COLLATING: "collating",
+    Stage.SENDING: "sending",
+    Stage.AT_WORK: "working on",
 }
 
 
@@ -220,8 +230,8 @@ class Incident:
         stage = self.in_hand.stage
         if stage is Stage.FETCHING and self.indices:
             return f"fetching {self.sample}"
-        if stage in (Stage.FETCHING_MANY, Stage.COLLATING, Stage.SENDING) and self.batch >= 0:
-            verb = {Stage.FETCHING_MANY: "fetching", Stage.COLLATING: "collating", Stage.SENDING: "sending"}[stage]
+        if stage in _BATCH_VERBS and self.batch >= 0:
+            verb = _BATCH_VERBS[stage]
             named = f" ({self.sample})" if len(self.indices) == 1 else ""
             return f"{verb} batch {self.batch}{named}"
         return stage.words

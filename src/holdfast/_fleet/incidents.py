@@ -11,7 +11,7 @@ from holdfast import records as r
 from holdfast._fleet.state import Slot, Task
 from holdfast.records import Incident, IncidentKind, Stage
 
-WHOLE_BATCH_STAGES = (Stage.FETCHING_MANY, Stage.COLLATING, Stage.SENDING)
+WHOLE_BATCH_STAGES = (Stage.FETCHING_MANY, Stage.COLLATING, Stage.SENDING, Stage.AT_WORK)
 
 
 def of_failure(slot: Slot, task: Task, failure: r.Failure, action: str, allowed: int) -> Incident:

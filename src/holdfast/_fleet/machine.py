@@ -193,8 +193,9 @@ class Machine:
         incident = incidents.of_death(event, self.policy.retries + 1)
         stage = event.in_hand.stage
         head = self.tasks.get(slot.queue[0]) if slot.queue else None
-        unreadable = stage in incidents.WHOLE_BATCH_STAGES and event.in_hand.batch < 0  # its black box was overwritten
-        in_hand = head is not None and (head.seq == event.in_hand.batch or unreadable)
+        in_hand = head is not None and (head.seq == event.in_hand.batch or stage is Stage.AT_WORK)
+        if head is not None and stage is Stage.AT_WORK:
+            incident = replace(incident, batch=head.seq)
         if event.blameless or stage in _OWN_STAGES:
             self._do(r.ReportIncident(incident))
         elif stage in _START_STAGES or not started:

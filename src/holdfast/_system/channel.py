@@ -65,6 +65,7 @@ class Channel:
         self.closed = False  # everything that the other end ever sent has been read
         self.drained = False  # nothing more to read just now
         self.torn = False  # a message came without its descriptors: nothing after it can be trusted
+        self.garbled = False  # bytes came that are no message of ours: somebody else wrote them
         self._broken = False  # nothing can be sent any more; what was sent to us is still to be read
         self._view = memoryview(bytearray(_RECEIVE_SIZE))
         self._rest = bytearray()
@@ -225,8 +226,7 @@ class Channel:
         while count - start >= HEADER_SIZE:
             size, kind, descriptors, flags, seq, extra = HEADER.unpack_from(view, start)
             if size > INLINE_LIMIT or descriptors > len(self._descriptors) or not kind:
-                # No message of ours: somebody wrote to a descriptor that is not his.
-                self.torn = self.closed = self.drained = True
+                self.garble()
                 break
             end = start + HEADER_SIZE + size
             if end > count:
@@ -242,6 +242,10 @@ class Channel:
             frames.append(Frame(kind, seq, extra, body, fds))
             start = end
         return frames, start
+
+    def garble(self) -> None:
+        """What came is no message of ours: somebody wrote to a descriptor that is not his. Nothing more is read."""
+        self.garbled = self.torn = self.closed = self.drained = True
 
     # ------------------------------------------------------------ ending
 

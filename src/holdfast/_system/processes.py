@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 from dataclasses import dataclass
 
@@ -40,6 +41,13 @@ def lead_own_group() -> None:
     """Leave the terminal's group: its Ctrl-C is the trainer's to handle, and our children can be ended as one."""
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)
+
+
+def has_ended(handle: int) -> bool:
+    """Whether the process behind a pidfd, or a sentinel, has ended."""
+    poller = select.poll()
+    poller.register(handle, select.POLLIN)
+    return bool(poller.poll(0))
 
 
 def give_way() -> None:

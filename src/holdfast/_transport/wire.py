@@ -48,6 +48,7 @@ class Kind(enum.IntEnum):
     EXITED = 50
     SUSPECTED = 51
     UNLOADABLE = 52
+    UNFORKED = 53
 
 
 class Side(NamedTuple):

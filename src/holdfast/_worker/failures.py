@@ -13,12 +13,13 @@ import traceback
 from holdfast.records import Failure, Stage
 
 
-def capture(error: BaseException, stage: Stage, position: int = -1) -> Failure:
+def capture(error: BaseException, stage: Stage, position: int = -1, advice: str = "") -> Failure:
+    """`advice` says what to do about it, where we know."""
     kind = type(error)
     return Failure(
         type_name=kind.__name__,
-        message=_text(error),
-        traceback="".join(traceback.format_exception(kind, error, error.__traceback__)),
+        message=_text(error) + advice,
+        traceback="".join(traceback.format_exception(kind, error, error.__traceback__)) + advice,
         pickled_type=_pickled_type(kind),
         stage=stage,
         position=position,

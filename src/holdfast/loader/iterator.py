@@ -112,6 +112,8 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         self._ledger.epoch += 1
         self._send_idx = 0
         self._rcvd_idx = 0
+        self._hand: tuple[int, Any] | None = None  # a batch that was opened and not returned yet
+        self._owed = 0  # indices to be drawn, for batches that were booked
         self._outstanding: dict[int, int] = {}  # seq → slot
         self._workers_status = [True] * self._num_workers
         self._workers_num_tasks = [0] * self._num_workers
@@ -139,10 +141,17 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
 
     def _try_put_index(self) -> None:
         most = self._prefetch_factor * self._num_workers
+        # Until the machine knows of it: an interrupt in between would lose this index, and one inside a sampler that
+        # is a generator ends it, and with it the epoch.
+        self._runner.torn = True
         try:
             index = next(self._sampler_iter)
         except StopIteration:
+            self._runner.torn = False
             return
+        except Exception:
+            self._runner.torn = False
+            raise
         for _ in range(self._num_workers):
             slot = next(self._worker_queue_idx_cycle)
             if self._workers_status[slot] and (
@@ -150,9 +159,9 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             ):
                 break
         else:
+            self._runner.torn = False
             return
         seq = self._send_idx
-        self._runner.torn = True  # until the machine knows of it: an interrupt in between would lose this index
         self._door.draw(seq, index)
         self._outstanding[seq] = slot
         self._workers_num_tasks[slot] += 1
@@ -172,6 +181,8 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
 
     def _next_data(self) -> Any:
         self._check_owner()
+        if self._hand is not None and self._hand[0] not in self._runner.concluded:
+            return self._give()  # an interrupt came between booking this batch and returning it
         while True:
             seq = self._next_seq()
             if seq is None:
@@ -179,46 +190,69 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
                     self._shutdown_workers()
                 raise StopIteration
             concluded = self._runner.concluded[seq]
-            data, problem = None, None
+            problem = None
             if concluded.outcome is Outcome.DELIVERED:
                 # Before anything is booked: when this is interrupted, the batch comes with the next call.
                 try:
-                    data = concluded.payload.open()
+                    self._hand = seq, concluded.payload.open()
                 except Exception as error:
                     problem = error
-            slot = self._book(seq)
-            if concluded.outcome is Outcome.ENDED:
-                if self._workers_status[slot]:
-                    self._workers_status[slot] = False
-                    self._try_put_index()
-                self._door.forget(seq)
-                continue
-            self._workers_num_tasks[slot] -= 1
-            self._try_put_index()
+            slot = self._book(seq, concluded.outcome)
             if problem is not None:
+                self._draw_owed()
                 self._unreadable(seq, slot, problem)
-                continue
-            self._door.forget(seq)
-            if concluded.outcome is Outcome.DELIVERED:
-                self._ledger.delivered += 1
-                if self._pin_memory:
-                    data = torch_pin.pin_memory(data, self._pin_memory_device)
-                return data
-            if concluded.outcome is Outcome.EMPTY:
-                self._ledger.emptied += 1
-                continue
-            self._ledger.errored += 1
-            self._raise(concluded, slot)
+            elif concluded.outcome is Outcome.DELIVERED:
+                return self._give()
+            else:
+                self._draw_owed()
+                self._door.forget(seq)
+                if concluded.outcome is Outcome.EMPTY:
+                    self._ledger.emptied += 1
+                elif concluded.outcome is Outcome.ERRORED:
+                    self._ledger.errored += 1
+                    self._raise(concluded, slot)
 
-    def _book(self, seq: int) -> int:
-        """This batch has had its turn; the slot that made it."""
+    def _book(self, seq: int, outcome: Outcome) -> int:
+        """This batch has had its turn, and another index is owed for it; the slot that made it."""
         self._runner.torn = True
         del self._runner.concluded[seq]
         slot = self._outstanding.pop(seq)
         if self._in_order:
             self._rcvd_idx = seq + 1
+        if outcome is not Outcome.ENDED:
+            self._workers_num_tasks[slot] -= 1
+            self._owed += 1
+        elif self._workers_status[slot]:
+            self._workers_status[slot] = False
+            self._owed += 1
         self._runner.torn = False
         return slot
+
+    def _draw_owed(self) -> None:
+        """Draw as many indices as batches were booked; an interrupted one is drawn with the next call."""
+        while self._owed:
+            try:
+                self._try_put_index()
+            except Exception:
+                self._owed -= 1
+                raise
+            self._owed -= 1
+
+    def _give(self) -> Any:
+        """The batch in hand, which was booked: returned now, or with the next call if this is interrupted."""
+        assert self._hand is not None
+        self._draw_owed()
+        seq, data = self._hand
+        if self._pin_memory:
+            try:
+                data = torch_pin.pin_memory(data, self._pin_memory_device)
+            except Exception:
+                self._hand = None
+                raise
+        self._door.forget(seq)
+        self._ledger.delivered += 1
+        self._hand = None
+        return data
 
     def _unreadable(self, seq: int, slot: int, error: Exception) -> None:
         """A batch that the worker could pickle and this process cannot unpickle."""
@@ -284,6 +318,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         if self._runner.torn:
             self._shutdown_workers()
             self._outstanding.clear()
+            self._hand = None
             self._runner.torn = False
             raise errors.HoldfastError(
                 "this iterator was interrupted while it read from its workers, and a batch may be missing; "

@@ -21,7 +21,6 @@ import struct
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from multiprocessing import util as multiprocessing_util
 from typing import Any
 
@@ -44,6 +43,7 @@ log = logging.getLogger("holdfast")
 
 _WRITABLE = int(select.EPOLLOUT)
 _RESULT = int(Kind.RESULT)
+_SCRIBBLED = "It wrote to a socket of holdfast's, a descriptor that is not its own, and was killed for it.\n"
 _SILENT_EXIT_S = 1.0  # a worker that hung up must be reported dead within this time, or it is killed
 _SILENT_ZYGOTE_S = 5.0  # and a zygote that does not even answer to that
 
@@ -117,10 +117,10 @@ class LocalEngine:
         try:
             self._start_worker(slot, incarnation)
         except OSError as error:  # no descriptor or process to be had just now: a failed start, like others
-            failure = failures.capture(error, Stage.STARTING)
+            advice = ""
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 advice = "\n(this process has no descriptor left: raise the limit with `ulimit -n`)"
-                failure = replace(failure, message=failure.message + advice, traceback=failure.traceback + advice)
+            failure = failures.capture(error, Stage.STARTING, advice=advice)
             self._pending.append((r.PreparationFailed(slot, incarnation, -1, failure), None))
 
     def _start_worker(self, slot: int, incarnation: int) -> None:
@@ -248,9 +248,11 @@ class LocalEngine:
         for frame in worker.channel.receive():
             try:
                 self._take_frame(worker, frame, news)
-            except (pickle.UnpicklingError, struct.error, ValueError, KeyError, EOFError, OSError):
-                # Bytes that no worker of ours sends, or a cell that cannot be mapped: this worker is lost.
+            except OSError:  # a cell that cannot be mapped: this worker is lost
                 worker.channel.torn = worker.channel.closed = worker.channel.drained = True
+                return
+            except (pickle.UnpicklingError, struct.error, ValueError, KeyError, EOFError):
+                worker.channel.garble()
                 return
 
     def _take_frame(self, worker: Worker, frame: Frame, news: list[News]) -> None:
@@ -314,6 +316,11 @@ class LocalEngine:
             elif frame.kind == Kind.SUSPECTED:
                 incarnation, in_hand, stack = wire.load(frame.body)
                 news.append((r.WorkerSuspected(frame.extra, incarnation, frame.seq, in_hand, stack), None))
+            elif frame.kind == Kind.UNFORKED:
+                worker = self._worker(frame.seq, frame.extra)
+                if worker is not None:
+                    worker.unprepared, worker.status = wire.load(frame.body), 0
+                    self._ended = True
             elif frame.kind == Kind.UNLOADABLE:
                 self._unloadable = wire.load(frame.body)
         if control.congested:
@@ -369,7 +376,10 @@ class LocalEngine:
 
     def _exit_event(self, worker: Worker) -> r.WorkerExited:
         in_hand = worker.box.in_hand()
-        if worker.hung:
+        if worker.channel.garbled:
+            # We killed it, some time after: which sample of its first unfinished batch wrote that is to be found out.
+            in_hand = InHand(Stage.AT_WORK, -1, -1, in_hand.seconds)
+        elif worker.hung:
             in_hand = InHand(in_hand.stage, in_hand.batch, in_hand.position, worker.seconds)
         return r.WorkerExited(
             worker.slot,
@@ -377,9 +387,9 @@ class LocalEngine:
             worker.pid,
             Exit() if worker.lost else Exit.from_wait_status(worker.status or 0),
             in_hand,
-            stack=stacks.read(worker.stack_fd),
+            stack=(_SCRIBBLED if worker.channel.garbled else "") + stacks.read(worker.stack_fd),
             hung=worker.hung,
-            blameless=worker.lost or worker.channel.torn,
+            blameless=worker.lost or (worker.channel.torn and not worker.channel.garbled),
         )
 
     def _keep_random(self, slot: int) -> None:
@@ -414,9 +424,12 @@ class LocalEngine:
         if process is None:
             return None
         process.join(wait_s)
-        if process.exitcode is None:
+        if process.exitcode is None and not processes.has_ended(process.sentinel):
             processes.kill(process.pid)
             process.join(1.0)
+        if process.exitcode is None and processes.has_ended(process.sentinel):
+            # A trainer that ignores SIGCHLD: the kernel has reaped it, and nobody will ever know how it ended.
+            process._popen.returncode = 0
         code: int | None = process.exitcode
         with contextlib.suppress(ValueError):
             process.close()

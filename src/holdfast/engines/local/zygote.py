@@ -40,6 +40,10 @@ from holdfast.records import Stage
 
 LEAVE_GRACE_S = 1.0  # how long a busy worker may take to finish when the trainer hangs up
 _STACK_WAIT_S = 0.3
+_FORK_PATIENCE_S = 1.0
+_NO_PROCESS = (
+    "\n(no process can be started: raise the limit with `ulimit -u`, or the container's of processes or memory)"
+)
 
 Entry = Callable[[Channel, int, int, Any, int], None]
 
@@ -110,6 +114,18 @@ def _leaving_with(sock: socket.socket) -> Iterator[None]:
         os.close(done)
 
 
+def _fork_patiently() -> int:
+    """Fork; at a limit of processes or memory, which may pass, try for a second before it is an error."""
+    deadline = time.monotonic() + _FORK_PATIENCE_S
+    while True:
+        try:
+            return os.fork()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
 class Zygote:
     def __init__(
         self,
@@ -175,7 +191,14 @@ class Zygote:
         slot, incarnation = frame.seq, frame.extra
         socket_fd, bell_fd, box_fd, stack_fd = frame.descriptors
         zygote = os.getpid()
-        pid = os.fork()
+        try:
+            pid = _fork_patiently()
+        except OSError as error:
+            for fd in frame.descriptors:
+                os.close(fd)
+            failure = failures.capture(error, Stage.STARTING, advice=_NO_PROCESS)
+            self._channel.send(Kind.UNFORKED, slot, incarnation, [wire.dump(failure)])
+            return
         if pid == 0:
             processes.die_with_parent(zygote)
             processes.lead_own_group()
@@ -304,7 +327,7 @@ class Zygote:
                     stack = stacks.read(child.stack_fd)
                     body = wire.dump((child.incarnation, in_hand, stack))
                     self._channel.send(Kind.SUSPECTED, child.pid, child.slot, [body])
-            if judgement is Judgement.CONDEMNED and not _has_ended(child.handle):
+            if judgement is Judgement.CONDEMNED and not processes.has_ended(child.handle):
                 child.condemned = True
                 child.seconds = in_hand.seconds
                 self._wait_stack(child)
@@ -326,9 +349,3 @@ class Zygote:
                 return
             last = size
             time.sleep(0.005)
-
-
-def _has_ended(handle: int) -> bool:
-    poller = select.poll()
-    poller.register(handle, select.POLLIN)
-    return bool(poller.poll(0))
