@@ -105,14 +105,15 @@ class Door:
         own = {key_of(i) for i in self._listed(index)}
         draw = random.Random(f"{self.seed}/{self.ledger.epoch}/{seq}")
         quarantine = self.ledger.quarantine
-        found: list[Any] = []
+        found: dict[Any, Any] = {}  # each once: a small dataset would offer the same bad ones again and again
         for _ in range(4 * _CANDIDATES):
             candidate = pool[draw.randrange(len(pool))]
-            if not quarantine.is_deadly(candidate) and (key_of(candidate) not in own or len(own) == len(pool)):
-                found.append(candidate)
+            key = key_of(candidate)
+            if not quarantine.is_deadly(candidate) and (key not in own or len(own) == len(pool)):
+                found.setdefault(key, candidate)
             if len(found) == _CANDIDATES:
                 break
-        return tuple(found)
+        return tuple(found.values())
 
     def explain(self, incident: Incident) -> Incident:
         """Add what the machine does not know: indices, epoch, pid, time."""

@@ -91,6 +91,7 @@ class StreamJob(LoaderJob):
         self._told_end = False
         self._broken: Failure | None = None  # an error that ended the iterator, to be told with the next task
         self._held: tuple[int, dict[int, Any], bytes] | None = None  # taken for a probe, and used again after it
+        self._overdrawn = False  # a probe took more than its batch has: what follows begins again
         self._restored = Restored()
         self._told_unkept = False
         self._fresh = b""
@@ -203,6 +204,9 @@ class StreamJob(LoaderJob):
             self._told_end = True
             raise TaskFailed(self._broken, ended=True)
         task = tasks.decode_stream(body)
+        if self._overdrawn:  # by a probe that took more than its batch has
+            self._overdrawn = False
+            self._back_to_begin()
         if self._held is None or self._held[0] != seq:
             self._begun = self._taken
             self._at_begin = self._place()
@@ -253,12 +257,19 @@ class StreamJob(LoaderJob):
         return len(samples) + dropped < wanted
 
     def _samples(self, seq: int, task: tasks.StreamTask, probe: bool) -> dict[int, Any]:
-        if self._held is not None and self._held[0] == seq:
+        count = max(1, task.count) + task.extended
+        beyond = max(task.probe or (), default=-1) + 1
+        if beyond > count:  # a probe of what would take bad samples' places, were this no probe
+            if self._held is not None and self._held[0] == seq:
+                self._back_to_begin()
+            self._held, self._overdrawn = None, True
+            samples: dict[int, Any] = {}
+            self._take_into(samples, seq, 0, beyond, task.excluded)
+        elif self._held is not None and self._held[0] == seq:
             samples = dict(self._held[1])
             self.desk.randomness.set(self._held[2])
         else:
             samples = {}
-            count = max(1, task.count) + task.extended
             self._take_into(samples, seq, 0, count, task.excluded)
             self._held = (seq, dict(samples), self.desk.randomness.read()) if probe else None
         return {p: s for p, s in samples.items() if p not in task.excluded}
