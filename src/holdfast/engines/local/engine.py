@@ -15,9 +15,7 @@ import contextlib
 import errno
 import logging
 import os
-import pickle
 import select
-import struct
 import time
 import weakref
 from collections.abc import Sequence
@@ -29,26 +27,23 @@ from holdfast._capture import blackbox, stacks
 from holdfast._capture.blackbox import BlackBox
 from holdfast._system import channel as channels
 from holdfast._system import memory, ownership, processes
-from holdfast._system.channel import Channel, Frame
+from holdfast._system.channel import Channel
 from holdfast._transport import wire
 from holdfast._transport.wire import Kind
 from holdfast._worker import failures, loop
+from holdfast.engines.exchange import Exchange, News
 from holdfast.engines.local import zygote
 from holdfast.engines.local.payload import Payload
 from holdfast.engines.local.watch import WatchSettings
-from holdfast.engines.local.workers import Memory, Result, Worker
-from holdfast.records import Decision, Event, Exit, Failure, InHand, Stage
+from holdfast.engines.workers import Worker
+from holdfast.records import Exit, Failure, Stage
 
 log = logging.getLogger("holdfast")
 
 _WRITABLE = int(select.EPOLLOUT)
 _RESULT = int(Kind.RESULT)
-_SCRIBBLED = "It wrote to a socket of holdfast's, a descriptor that is not its own, and was killed for it.\n"
 _SILENT_EXIT_S = 1.0  # a worker that hung up must be reported dead within this time, or it is killed
 _SILENT_ZYGOTE_S = 5.0  # and a zygote that does not even answer to that
-
-News = tuple[Event, Any]
-
 
 _open_engines: weakref.WeakSet[LocalEngine] = weakref.WeakSet()
 
@@ -64,16 +59,12 @@ assert multiprocessing_util
 atexit.register(_close_all)
 
 
-class LocalEngine:
+class LocalEngine(Exchange):
     def __init__(self, context: Any, job: Any, slots: int, watch: WatchSettings) -> None:
+        super().__init__(slots)
         self._context = context  # a multiprocessing context, or the module
         self._job = job
         self._watch = watch
-        self._workers: list[Worker | None] = [None] * slots
-        self._memories = [Memory() for _ in range(slots)]
-        self._epoch = 0
-        self._epoch_note: Any = None
-        self._epoch_open: set[int] = set()  # slots that have yet to say that they began the epoch
         self._process: Any = None
         self._control: Channel | None = None
         self._zygote_pid = -1
@@ -81,7 +72,6 @@ class LocalEngine:
         self._unloadable: Failure | None = None
         self._poller = select.epoll()
         self._by_fd: dict[int, Worker] = {}
-        self._pending: list[News] = []
         self._ended = False  # somebody's end was reported and is to be acted on
         self._hung_up: set[int] = set()  # slots whose worker has closed its socket and is not yet reported dead
         self._owner = os.getpid()
@@ -141,66 +131,12 @@ class LocalEngine:
             worker = Worker(slot, incarnation, channel, BlackBox(memory.attach(box_fd)), stack_fd)
             control.send(Kind.FORK, slot, incarnation, descriptors=(theirs.fileno(), bell, box_fd, stack_fd))
             on_error.pop_all()
-        kept = self._memories[slot]
-        restored = loop.Restored(
-            self._epoch,
-            self._epoch_note,
-            kept.random_at_start,
-            kept.random_now,
-            kept.place,
-            kept.dataset,
-            kept.steps,
-            kept.iterations,
-        )
-        channel.send(Kind.RESTORE, parts=[wire.dump(restored)])
-        self._workers[slot] = worker
+        self._welcome(worker)
         self._by_fd[channel.fileno()] = worker
         self._poller.register(channel.fileno(), select.EPOLLIN)
 
-    def send_task(self, slot: int, incarnation: int, seq: int, body: bytes, probe: bool) -> None:
-        worker = self._worker(slot, incarnation)
-        if worker is None:
-            return
-        freed = worker.table.take_freed()
-        extra = len(freed) | (loop.PROBE if probe else 0)
-        worker.channel.send(Kind.TASK, seq, extra, [wire.pack_numbers(freed), body] if freed else [body])
-        self._mind_congestion(worker)
-
-    def answer(self, slot: int, incarnation: int, decision: Decision) -> None:
-        worker = self._worker(slot, incarnation)
-        if worker is not None:
-            worker.channel.send(Kind.ANSWER, parts=[decision.value.encode()])
-
-    def step_over(self, slot: int, count: int, killers: frozenset[int]) -> None:
-        kept = self._memories[slot]
-        kept.steps = (*kept.steps, (count, killers))
-
-    def begin_epoch(self, epoch: int, note: Any) -> None:
-        """Have the living workers begin another epoch, and those to come begin with it."""
-        self._epoch, self._epoch_note = epoch, note
-        for slot, worker in enumerate(self._workers):
-            kept = self._memories[slot]
-            self._keep_random(slot)
-            if kept.random_now is not None:
-                kept.random_at_start = kept.random_now
-            # Not yet: iter(dataset) may draw before the first batch of this epoch arrives.
-            kept.random_now = kept.place = kept.last_seq = None
-            kept.steps = ()
-            kept.iterations += 1
-            if worker is not None and worker.status is None:
-                self._epoch_open.add(slot)
-                worker.channel.send(Kind.EPOCH, epoch, parts=[wire.dump(note)])
-
-    @property
-    def epoch_begun(self) -> bool:
-        return not self._epoch_open
-
-    def _worker(self, slot: int, incarnation: int) -> Worker | None:
-        worker = self._workers[slot]
-        return worker if worker is not None and worker.incarnation == incarnation else None
-
     def _mind_congestion(self, worker: Worker) -> None:
-        if worker.channel.congested and worker.registered:
+        if worker.registered:
             self._poller.modify(worker.channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
     # ------------------------------------------------------------ events
@@ -243,52 +179,6 @@ class LocalEngine:
             self._hung_up.add(worker.slot)
             if worker.channel.torn and self._control is not None and worker.pid > 0:
                 self._control.send(Kind.KILL, worker.pid)
-
-    def _receive(self, worker: Worker, news: list[News]) -> None:
-        for frame in worker.channel.receive():
-            try:
-                self._take_frame(worker, frame, news)
-            except OSError:  # a cell that cannot be mapped: this worker is lost
-                worker.channel.torn = worker.channel.closed = worker.channel.drained = True
-                return
-            except (pickle.UnpicklingError, struct.error, ValueError, KeyError, EOFError):
-                worker.channel.garble()
-                return
-
-    def _take_frame(self, worker: Worker, frame: Frame, news: list[News]) -> None:
-        slot, incarnation, kept = worker.slot, worker.incarnation, self._memories[worker.slot]
-        kind = frame.kind
-        if kind == _RESULT:
-            result = Result(frame, worker.table)
-            side = result.side
-            if slot not in self._epoch_open:  # else it belongs to the epoch before
-                kept.arrived(frame.seq, side.place)
-            news.append((r.TaskFinished(slot, incarnation, frame.seq, side.failures), result))
-        elif kind == Kind.READY:
-            news.append((r.WorkerReady(slot, incarnation, bool(frame.extra)), None))
-        elif kind == Kind.SURVIVED:
-            news.append((r.TaskFinished(slot, incarnation, frame.seq), None))
-        elif kind in (Kind.EMPTY, Kind.ENDED):
-            side = wire.load(frame.body)
-            if slot not in self._epoch_open:  # else it belongs to the epoch before
-                kept.arrived(frame.seq, side.place)
-            event = r.TaskFinished(
-                slot, incarnation, frame.seq, side.failures, empty=kind == Kind.EMPTY, ended=kind == Kind.ENDED
-            )
-            news.append((event, None))
-        elif kind == Kind.ERROR:
-            failure, side = wire.load(frame.body)
-            if slot not in self._epoch_open:  # else it belongs to the epoch before
-                kept.arrived(frame.seq, side.place)
-            news.append((r.TaskErrored(slot, incarnation, frame.seq, failure, side.failures, bool(frame.extra)), None))
-        elif kind == Kind.ASK:
-            news.append((r.DecisionAsked(slot, incarnation, worker.pid, frame.seq, wire.load(frame.body)), None))
-        elif kind == Kind.UNPREPARED:
-            worker.unprepared = wire.load(frame.body)
-        elif kind == Kind.EPOCH_BEGUN:
-            self._epoch_open.discard(slot)
-            if frame.body:  # else it cannot be kept, and the replay of iter(dataset) grows longer
-                kept.dataset, kept.iterations = bytes(frame.body), 0
 
     def _read_control(self, news: list[News]) -> None:
         control = self._control
@@ -348,7 +238,7 @@ class LocalEngine:
         """Turn every reported death into an event, after what the dead worker had still sent."""
         now = time.monotonic()
         self._ended = False
-        for slot, worker in enumerate(self._workers):
+        for worker in list(self._workers):
             if worker is None:
                 continue
             if worker.status is None:
@@ -361,43 +251,7 @@ class LocalEngine:
                         self._control.send(Kind.KILL, worker.pid)
                     worker.hung_up_at, worker.asked_to_end = now, True
                 continue
-            worker.channel.drained = worker.channel.closed
-            while not worker.channel.drained:
-                self._receive(worker, news)
-            self._unregister(worker)
-            if worker.unprepared is not None:
-                news.append((r.PreparationFailed(slot, worker.incarnation, worker.pid, worker.unprepared), None))
-            else:
-                news.append((self._exit_event(worker), None))
-            self._keep_random(slot)
-            self._epoch_open.discard(slot)
-            self._workers[slot] = None
-            self._release(worker)
-
-    def _exit_event(self, worker: Worker) -> r.WorkerExited:
-        in_hand = worker.box.in_hand()
-        if worker.channel.garbled:
-            # We killed it, some time after: which sample of its first unfinished batch wrote that is to be found out.
-            in_hand = InHand(Stage.AT_WORK, -1, -1, in_hand.seconds)
-        elif worker.hung:
-            in_hand = InHand(in_hand.stage, in_hand.batch, in_hand.position, worker.seconds)
-        return r.WorkerExited(
-            worker.slot,
-            worker.incarnation,
-            worker.pid,
-            Exit() if worker.lost else Exit.from_wait_status(worker.status or 0),
-            in_hand,
-            stack=(_SCRIBBLED if worker.channel.garbled else "") + stacks.read(worker.stack_fd),
-            hung=worker.hung,
-            blameless=worker.lost or (worker.channel.torn and not worker.channel.garbled),
-        )
-
-    def _keep_random(self, slot: int) -> None:
-        worker, kept = self._workers[slot], self._memories[slot]
-        if worker is not None and kept.last_seq is not None:
-            state = worker.box.random_state(kept.last_seq)
-            if state is not None:  # None: the last batch that arrived was an earlier incarnation's
-                kept.random_now = state
+            self._bury_one(worker, news)
 
     # ------------------------------------------------------------ ending
 
@@ -465,23 +319,3 @@ class LocalEngine:
                     os.close(worker.stack_fd)
             self._workers[slot] = None
         self._poller.close()
-
-    # ------------------------------------------------------------ looking
-
-    def look(self, slot: int) -> tuple[int | None, InHand | None]:
-        """Pid and what is in hand, as the black box says now."""
-        worker = self._workers[slot]
-        if worker is None:
-            return None, None
-        try:
-            return (worker.pid if worker.pid > 0 else None), worker.box.in_hand()
-        except ValueError:  # another thread is just putting it away
-            return None, None
-
-    def place_of(self, slot: int) -> bytes | None:
-        """Where a slot's stream stood after the last batch that arrived."""
-        return self._memories[slot].place
-
-    @property
-    def pids(self) -> list[int]:
-        return [worker.pid for worker in self._workers if worker is not None and worker.pid > 0]

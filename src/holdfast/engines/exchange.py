@@ -1,0 +1,213 @@
+"""What every place for workers has in common: what is sent to a worker, and what is made of what it sends.
+
+Reads   frames from workers, their black boxes.
+Writes  frames to workers.
+Never   starts, waits for or ends a process: that is for the engine which builds on this.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from typing import Any
+
+from holdfast import records as r
+from holdfast._capture import stacks
+from holdfast._system.channel import Frame
+from holdfast._transport import wire
+from holdfast._transport.wire import Kind
+from holdfast._worker import loop
+from holdfast.engines.workers import Memory, Result, Worker
+from holdfast.records import Decision, Event, Exit, InHand, Stage
+
+News = tuple[Event, Any]
+
+_RESULT = int(Kind.RESULT)
+_SCRIBBLED = "It wrote to a socket of holdfast's, a descriptor that is not its own, and was killed for it.\n"
+
+
+class Exchange:
+    """The part of an engine that speaks with workers."""
+
+    def __init__(self, slots: int) -> None:
+        self._workers: list[Worker | None] = [None] * slots
+        self._memories = [Memory() for _ in range(slots)]
+        self._epoch = 0
+        self._epoch_note: Any = None
+        self._epoch_open: set[int] = set()  # slots that have yet to say that they began the epoch
+        self._pending: list[News] = []
+
+    def _release(self, worker: Worker) -> None:
+        raise NotImplementedError
+
+    def _mind_congestion(self, worker: Worker) -> None:
+        """What was sent does not fit into the socket just now: see that it is sent on."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ to workers
+
+    def _welcome(self, worker: Worker) -> None:
+        """Tell a worker that was just started where its slot stands."""
+        kept = self._memories[worker.slot]
+        restored = loop.Restored(
+            self._epoch,
+            self._epoch_note,
+            kept.random_at_start,
+            kept.random_now,
+            kept.place,
+            kept.dataset,
+            kept.steps,
+            kept.iterations,
+        )
+        worker.channel.send(Kind.RESTORE, parts=[wire.dump(restored)])
+        self._workers[worker.slot] = worker
+
+    def send_task(self, slot: int, incarnation: int, seq: int, body: bytes, probe: bool) -> None:
+        worker = self._worker(slot, incarnation)
+        if worker is None:
+            return
+        freed = worker.table.take_freed()
+        extra = len(freed) | (loop.PROBE if probe else 0)
+        worker.channel.send(Kind.TASK, seq, extra, [wire.pack_numbers(freed), body] if freed else [body])
+        if worker.channel.congested:
+            self._mind_congestion(worker)
+
+    def answer(self, slot: int, incarnation: int, decision: Decision) -> None:
+        worker = self._worker(slot, incarnation)
+        if worker is not None:
+            worker.channel.send(Kind.ANSWER, parts=[decision.value.encode()])
+
+    def step_over(self, slot: int, count: int, killers: frozenset[int]) -> None:
+        kept = self._memories[slot]
+        kept.steps = (*kept.steps, (count, killers))
+
+    def begin_epoch(self, epoch: int, note: Any) -> None:
+        """Have the living workers begin another epoch, and those to come begin with it."""
+        self._epoch, self._epoch_note = epoch, note
+        for slot, worker in enumerate(self._workers):
+            kept = self._memories[slot]
+            self._keep_random(slot)
+            if kept.random_now is not None:
+                kept.random_at_start = kept.random_now
+            # Not yet: iter(dataset) may draw before the first batch of this epoch arrives.
+            kept.random_now = kept.place = kept.last_seq = None
+            kept.steps = ()
+            kept.iterations += 1
+            if worker is not None and worker.status is None:
+                self._epoch_open.add(slot)
+                worker.channel.send(Kind.EPOCH, epoch, parts=[wire.dump(note)])
+
+    @property
+    def epoch_begun(self) -> bool:
+        return not self._epoch_open
+
+    def _worker(self, slot: int, incarnation: int) -> Worker | None:
+        worker = self._workers[slot]
+        return worker if worker is not None and worker.incarnation == incarnation else None
+
+    # ------------------------------------------------------------ from workers
+
+    def _receive(self, worker: Worker, news: list[News]) -> None:
+        for frame in worker.channel.receive():
+            try:
+                self._take_frame(worker, frame, news)
+            except OSError:  # a cell that cannot be mapped: this worker is lost
+                worker.channel.torn = worker.channel.closed = worker.channel.drained = True
+                return
+            except (pickle.UnpicklingError, struct.error, ValueError, KeyError, EOFError):
+                worker.channel.garble()
+                return
+
+    def _take_frame(self, worker: Worker, frame: Frame, news: list[News]) -> None:
+        slot, incarnation, kept = worker.slot, worker.incarnation, self._memories[worker.slot]
+        kind = frame.kind
+        if kind == _RESULT:
+            result = Result(frame, worker.table)
+            side = result.side
+            if slot not in self._epoch_open:  # else it belongs to the epoch before
+                kept.arrived(frame.seq, side.place)
+            news.append((r.TaskFinished(slot, incarnation, frame.seq, side.failures), result))
+        elif kind == Kind.READY:
+            news.append((r.WorkerReady(slot, incarnation, bool(frame.extra)), None))
+        elif kind == Kind.SURVIVED:
+            news.append((r.TaskFinished(slot, incarnation, frame.seq), None))
+        elif kind in (Kind.EMPTY, Kind.ENDED):
+            side = wire.load(frame.body)
+            if slot not in self._epoch_open:  # else it belongs to the epoch before
+                kept.arrived(frame.seq, side.place)
+            event = r.TaskFinished(
+                slot, incarnation, frame.seq, side.failures, empty=kind == Kind.EMPTY, ended=kind == Kind.ENDED
+            )
+            news.append((event, None))
+        elif kind == Kind.ERROR:
+            failure, side = wire.load(frame.body)
+            if slot not in self._epoch_open:  # else it belongs to the epoch before
+                kept.arrived(frame.seq, side.place)
+            news.append((r.TaskErrored(slot, incarnation, frame.seq, failure, side.failures, bool(frame.extra)), None))
+        elif kind == Kind.ASK:
+            news.append((r.DecisionAsked(slot, incarnation, worker.pid, frame.seq, wire.load(frame.body)), None))
+        elif kind == Kind.UNPREPARED:
+            worker.unprepared = wire.load(frame.body)
+        elif kind == Kind.EPOCH_BEGUN:
+            self._epoch_open.discard(slot)
+            if frame.body:  # else it cannot be kept, and the replay of iter(dataset) grows longer
+                kept.dataset, kept.iterations = bytes(frame.body), 0
+
+    def _bury_one(self, worker: Worker, news: list[News]) -> None:
+        """A worker has ended: what it had still sent comes first, then how it ended."""
+        worker.channel.drained = worker.channel.closed
+        while not worker.channel.drained:
+            self._receive(worker, news)
+        if worker.unprepared is not None:
+            news.append((r.PreparationFailed(worker.slot, worker.incarnation, worker.pid, worker.unprepared), None))
+        else:
+            news.append((self._exit_event(worker), None))
+        self._keep_random(worker.slot)
+        self._epoch_open.discard(worker.slot)
+        self._workers[worker.slot] = None
+        self._release(worker)
+
+    def _exit_event(self, worker: Worker) -> r.WorkerExited:
+        in_hand = worker.box.in_hand()
+        if worker.channel.garbled:
+            # We killed it, some time after: which sample of its first unfinished batch wrote that is to be found out.
+            in_hand = InHand(Stage.AT_WORK, -1, -1, in_hand.seconds)
+        elif worker.hung:
+            in_hand = InHand(in_hand.stage, in_hand.batch, in_hand.position, worker.seconds)
+        return r.WorkerExited(
+            worker.slot,
+            worker.incarnation,
+            worker.pid,
+            Exit() if worker.lost else Exit.from_wait_status(worker.status or 0),
+            in_hand,
+            stack=(_SCRIBBLED if worker.channel.garbled else "") + stacks.read(worker.stack_fd),
+            hung=worker.hung,
+            blameless=worker.lost or (worker.channel.torn and not worker.channel.garbled),
+        )
+
+    def _keep_random(self, slot: int) -> None:
+        worker, kept = self._workers[slot], self._memories[slot]
+        if worker is not None and kept.last_seq is not None:
+            state = worker.box.random_state(kept.last_seq)
+            if state is not None:  # None: the last batch that arrived was an earlier incarnation's
+                kept.random_now = state
+
+    # ------------------------------------------------------------ looking
+
+    def look(self, slot: int) -> tuple[int | None, InHand | None]:
+        """Pid and what is in hand, as the black box says now."""
+        worker = self._workers[slot]
+        if worker is None:
+            return None, None
+        try:
+            return (worker.pid if worker.pid > 0 else None), worker.box.in_hand()
+        except ValueError:  # another thread is just putting it away
+            return None, None
+
+    def place_of(self, slot: int) -> bytes | None:
+        """Where a slot's stream stood after the last batch that arrived."""
+        return self._memories[slot].place
+
+    @property
+    def pids(self) -> list[int]:
+        return [worker.pid for worker in self._workers if worker is not None and worker.pid > 0]
