@@ -173,7 +173,7 @@ def test_a_big_body_arrives_as_it_was_sent(size, parts):
         frames = drain(receiver)
 
     assert plain(frames) == [(9, 8, 7, body), (10, 0, 0, b"after")]
-    assert frames[0].descriptors == ()
+    assert frames[0].handles == ()
     assert os.listdir("/proc/self/fd") == before
 
 
@@ -183,31 +183,31 @@ def test_descriptors_arrive_in_order_and_stay_open_here(count):
     files = [memory.create(8 + n) for n in range(count)]
     with connected() as (sender, receiver):
         sender.send(1, parts=[b"none"])
-        sender.send(2, parts=[b"all"], descriptors=tuple(files))
-        sender.send(3, parts=[b"last"], descriptors=(files[-1],))
+        sender.send(2, parts=[b"all"], handles=tuple(files))
+        sender.send(3, parts=[b"last"], handles=(files[-1],))
 
         none, all_, last = drain(receiver)
 
-    sizes = [os.fstat(fd).st_size for fd in all_.descriptors]
-    inheritable = [os.get_inheritable(fd) for fd in all_.descriptors]
-    for fd in (*all_.descriptors, *last.descriptors, *files):
+    sizes = [os.fstat(fd).st_size for fd in all_.handles]
+    inheritable = [os.get_inheritable(fd) for fd in all_.handles]
+    for fd in (*all_.handles, *last.handles, *files):
         os.close(fd)
     assert sizes == [8 + n for n in range(count)]
     assert not any(inheritable)
-    assert (none.descriptors, len(last.descriptors)) == ((), 1)
+    assert (none.handles, len(last.handles)) == ((), 1)
 
 
 def test_descriptors_and_a_big_body_travel_together():
     """The body's own memory file is not taken for one of them."""
     fd = memory.create(77)
     with connected() as (sender, receiver):
-        sender.send(1, parts=[b"x" * (INLINE_LIMIT + 1)], descriptors=(fd,))
+        sender.send(1, parts=[b"x" * (INLINE_LIMIT + 1)], handles=(fd,))
 
         [frame] = drain(receiver)
 
-    size = os.fstat(frame.descriptors[0]).st_size
+    size = os.fstat(frame.handles[0]).st_size
     os.close(fd)
-    os.close(frame.descriptors[0])
+    os.close(frame.handles[0])
     assert (size, len(frame.body)) == (77, INLINE_LIMIT + 1)
 
 
@@ -246,9 +246,9 @@ def test_everything_arrives_once_and_in_order_however_reading_and_writing_interl
 
     def take(receiver: Channel) -> None:
         for frame in drain(receiver):
-            sizes = [os.fstat(fd).st_size for fd in frame.descriptors]
+            sizes = [os.fstat(fd).st_size for fd in frame.handles]
             received.append((frame.seq, len(frame.body), sizes))
-            for fd in frame.descriptors:
+            for fd in frame.handles:
                 os.close(fd)
 
     with connected() as (sender, receiver):

@@ -45,7 +45,7 @@ class Link:
     def dispatch(self, obj: Any, side: wire.Side = wire.NOTHING_BESIDE) -> tuple[wire.Parcel, bytearray]:
         packed = self.packer.pack(obj, side)
         body = bytearray(b"".join(packed.parts))
-        passed = tuple(os.dup(fd) for fd in packed.descriptors)  # what SCM_RIGHTS does
+        passed = tuple(os.dup(fd) for fd in packed.handles)  # what SCM_RIGHTS does
         self.arena.finish(packed.cells)
         return packing.adopt(body, packed.inline, passed, self.table), body
 
@@ -382,7 +382,7 @@ def test_pieces_of_one_batch_do_not_overlap(sizes):
 
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(taken))
     for cell in arena.made:
-        os.close(cell.fd)
+        memory.discard(cell.handle)
 
 
 STEPS = st.lists(
@@ -436,7 +436,7 @@ def test_nothing_that_is_looked_at_ever_changes_whatever_comes_and_goes(steps):
             assert np.array_equal(room.numpy(), pattern(len(room), number)), f"what batch {number} left was overwritten"
 
     for cell in link.arena.made:  # of a last batch that failed: they would travel with the next
-        os.close(cell.fd)
+        memory.discard(cell.handle)
     assert open_descriptors() == before
 
 

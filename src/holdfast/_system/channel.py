@@ -1,12 +1,13 @@
-"""A socket between two processes that carries whole messages and descriptors.
+"""A socket between two processes that carries whole messages, and handles of shared memory.
 
 Reads   frames from the socket; half a frame is kept back until the rest has come.
 Writes  frames; what does not fit now waits in an outbox, if the channel does not block.
 Never   a lock that the other side could hold, nor half a message handed on as a whole one.
 
-    frame = length, kind, descriptors, flags, seq, extra  |  body
+    frame = length, kind, handles, flags, seq, extra  |  body
 
-A body over INLINE_LIMIT travels in a memory file of its own, its descriptor in the frame.
+A body over INLINE_LIMIT travels in shared memory of its own, whose handle is in the frame. Handles are descriptors
+here, and travel beside the bytes; in `portable_channel` they are names.
 
 The bell is an eventfd that the end which does not block rings after each write, and the end which blocks
 waits on. Waking by the socket itself is «synchronous» in Linux: the kernel takes the waker to be about to
@@ -25,12 +26,15 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from holdfast._system import memory, ownership
+from holdfast._system.memory import Handle
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 HEADER = struct.Struct("<IBBHqq")
 HEADER_SIZE = HEADER.size
+_SIZE = struct.Struct("<q")
 INLINE_LIMIT = 1 << 16
+_MOST_BYTES = INLINE_LIMIT + (1 << 13)  # of a body, names of shared memory included
 _SPILLED = 1
 # Plain ints: flags of the enum kind cost microseconds each.
 _RECEIVE_FLAGS = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
@@ -44,7 +48,7 @@ class Frame(NamedTuple):
     seq: int
     extra: int
     body: bytearray
-    descriptors: tuple[int, ...]
+    handles: tuple[Handle, ...]
 
 
 class Channel:
@@ -55,13 +59,8 @@ class Channel:
         self._blocking = blocking
         sock.setblocking(blocking)
         self._bell = bell  # ours to close; -1: none
-        self._alarm: select.poll | None = None
         if blocking:
-            self._alarm = select.poll()
-            # The bell, and besides only that the other end hung up; without a bell, whatever comes.
-            self._alarm.register(sock.fileno(), 0 if bell >= 0 else select.POLLIN)
-            if bell >= 0:
-                self._alarm.register(bell, select.POLLIN)
+            self._listen()
         self.closed = False  # everything that the other end ever sent has been read
         self.drained = False  # nothing more to read just now
         self.torn = False  # a message came without its descriptors: nothing after it can be trusted
@@ -84,30 +83,33 @@ class Channel:
     # ------------------------------------------------------------ sending
 
     def send(
-        self, kind: int, seq: int = 0, extra: int = 0, parts: Sequence[Bytes] = (), descriptors: tuple[int, ...] = ()
+        self, kind: int, seq: int = 0, extra: int = 0, parts: Sequence[Bytes] = (), handles: tuple[Handle, ...] = ()
     ) -> None:
-        """Send one message. Descriptors stay open here and are duplicated in flight."""
+        """Send one message. Handles stay ours, and are duplicated in flight."""
         size = 0
         for part in parts:
             size += len(part)
         if size <= INLINE_LIMIT:
-            header = HEADER.pack(size, kind, len(descriptors), 0, seq, extra)
-            self._write([header, *parts], descriptors)
+            self._send(HEADER.pack(size, kind, len(handles), 0, seq, extra), parts, handles)
             return
-        fd = memory.create(size, "holdfast-message")
+        spilled = memory.create(size, "holdfast-message")
         try:
-            offset = 0
-            for part in parts:
-                with memoryview(part) as whole:
-                    view = whole.cast("B")
-                    while len(view):
-                        written = os.pwrite(fd, view, offset)
-                        offset += written
-                        view = view[written:]
-            header = HEADER.pack(0, kind, len(descriptors) + 1, _SPILLED, seq, extra)
-            self._write([header], (fd, *descriptors))
-        finally:
-            os.close(fd)
+            with memoryview(memory.attach(spilled, size)).cast("B") as room:
+                offset = 0
+                for part in parts:
+                    with memoryview(part) as whole:
+                        view = whole.cast("B")
+                        room[offset : offset + len(view)] = view
+                        offset += len(view)
+            header = HEADER.pack(_SIZE.size, kind, len(handles) + 1, _SPILLED, seq, extra)
+            self._send(header, [_SIZE.pack(size)], (spilled, *handles))
+        except BaseException:
+            memory.discard(spilled)
+            raise
+        memory.let_go(spilled)
+
+    def _send(self, header: bytes, parts: Sequence[Bytes], handles: tuple[Handle, ...]) -> None:
+        self._write([header, *parts], tuple(map(int, handles)))
 
     def _write(self, parts: list[Bytes], descriptors: tuple[int, ...]) -> None:
         if self._broken:
@@ -178,29 +180,22 @@ class Channel:
         """
         while True:
             try:
-                count, ancillary, flags, _ = self._socket.recvmsg_into([self._view], _DESCRIPTOR_SPACE, _RECEIVE_FLAGS)
+                count = self._read()
                 break
             except BlockingIOError:
-                if self._alarm is None:
+                if not self._blocking:
                     self.drained = True
                     return []
-                self._wait(self._alarm)
+                self._wait()
             except ConnectionResetError:
-                count, ancillary, flags = 0, [], 0
+                count = 0
                 break
         if count == 0:
             self.closed = self.drained = True
             return []
         self.drained = False
-        for _, kind, data in ancillary:
-            if kind == socket.SCM_RIGHTS:
-                rights = array.array("i")
-                rights.frombytes(data[: len(data) - len(data) % rights.itemsize])
-                self._descriptors.extend(rights)
-        if flags & _CUT_OFF:
-            # This process is at its limit of descriptors and some were dropped: which message
-            # lacks which one cannot be told any more, so none of them is taken for whole.
-            self.torn = self.closed = self.drained = True
+        if self.torn:
+            self.closed = self.drained = True
             return []
         if self._rest:
             self._rest += self._view[:count]
@@ -213,9 +208,30 @@ class Channel:
                 self._rest += self._view[used:count]
         return frames
 
-    def _wait(self, alarm: select.poll) -> None:
+    def _read(self) -> int:
+        """Read once into the view, without waiting; how many bytes came."""
+        count, ancillary, flags, _ = self._socket.recvmsg_into([self._view], _DESCRIPTOR_SPACE, _RECEIVE_FLAGS)
+        for _, kind, data in ancillary:
+            if kind == socket.SCM_RIGHTS:
+                rights = array.array("i")
+                rights.frombytes(data[: len(data) - len(data) % rights.itemsize])
+                self._descriptors.extend(rights)
+        if flags & _CUT_OFF:
+            # This process is at its limit of descriptors and some were dropped: which message
+            # lacks which one cannot be told any more, so none of them is taken for whole.
+            self.torn = True
+        return count
+
+    def _listen(self) -> None:
+        # The bell, and besides only that the other end hung up; without a bell, whatever comes.
+        self._alarm = select.poll()
+        self._alarm.register(self._socket.fileno(), 0 if self._bell >= 0 else select.POLLIN)
+        if self._bell >= 0:
+            self._alarm.register(self._bell, select.POLLIN)
+
+    def _wait(self) -> None:
         """Wait until something was sent, or the other end has hung up."""
-        for fd, _ in alarm.poll():
+        for fd, _ in self._alarm.poll():
             if fd == self._bell:
                 # Before the socket is read again: what comes after that rings again.
                 os.eventfd_read(self._bell)
@@ -224,24 +240,30 @@ class Channel:
         frames = []
         start = 0
         while count - start >= HEADER_SIZE:
-            size, kind, descriptors, flags, seq, extra = HEADER.unpack_from(view, start)
-            if size > INLINE_LIMIT or descriptors > len(self._descriptors) or not kind:
+            size, kind, count_of, flags, seq, extra = HEADER.unpack_from(view, start)
+            if size > _MOST_BYTES or not kind or not self._has_handles(count_of):
                 self.garble()
                 break
             end = start + HEADER_SIZE + size
             if end > count:
                 break
-            fds: tuple[int, ...] = ()
-            if descriptors:
-                fds = tuple(self._descriptors.popleft() for _ in range(descriptors))
+            body = bytearray(view[start + HEADER_SIZE : end])
+            handles: tuple[Handle, ...] = ()
+            if count_of:
+                handles = self._take_handles(count_of, body)
             if flags & _SPILLED:
-                body = _read_spilled(fds[0])
-                fds = fds[1:]
-            else:
-                body = bytearray(view[start + HEADER_SIZE : end])
-            frames.append(Frame(kind, seq, extra, body, fds))
+                body = _read_spilled(handles[0], body)
+                handles = handles[1:]
+            frames.append(Frame(kind, seq, extra, body, handles))
             start = end
         return frames, start
+
+    def _has_handles(self, count: int) -> bool:
+        """Whether as many came as a message says."""
+        return count <= len(self._descriptors)
+
+    def _take_handles(self, count: int, body: bytearray) -> tuple[Handle, ...]:
+        return tuple(self._descriptors.popleft() for _ in range(count))
 
     def garble(self) -> None:
         """What came is no message of ours: somebody wrote to a descriptor that is not his. Nothing more is read."""
@@ -266,20 +288,9 @@ class Channel:
         self.close()
 
 
-def _read_spilled(fd: int) -> bytearray:
-    try:
-        size = os.fstat(fd).st_size
-        body = bytearray(size)
-        with memoryview(body) as view:
-            offset = 0
-            while offset < size:
-                got = os.preadv(fd, [view[offset:]], offset)
-                if not got:
-                    break
-                offset += got
-        return body
-    finally:
-        os.close(fd)
+def _read_spilled(handle: Handle, size: bytearray) -> bytearray:
+    room = memory.adopt(handle, _SIZE.unpack_from(size)[0])
+    return bytearray(memoryview(room).cast("B"))
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import sys
 import weakref
 from collections import deque
@@ -39,8 +38,8 @@ class WorkerCell:
     def __init__(self, number: int, size: int) -> None:
         self.number = number
         self.size = size
-        self.fd = memory.create(size, "holdfast-cell")
-        self.map = memory.attach(self.fd, size)
+        self.handle = memory.create(size, "holdfast-cell")
+        self.map = memory.attach(self.handle, size)
         self.array = np.frombuffer(memoryview(self.map), np.uint8)
         self.address: Address = self.array.ctypes.data
 
@@ -122,8 +121,7 @@ class Arena:
     def finish(self, sent: set[int]) -> None:
         """The batch was sent: the cells it travels in are the trainer's until it gives them back."""
         for cell in self.made:
-            os.close(cell.fd)
-            cell.fd = -1
+            memory.let_go(cell.handle)
         self.made.clear()
         self.dropped.clear()
         self.used = [cell for cell in self.used if cell.number not in sent]
@@ -155,7 +153,7 @@ class Arena:
         del self._cells[cell.number]
         if cell in self.made:
             self.made.remove(cell)
-            os.close(cell.fd)
+            memory.discard(cell.handle)
         else:
             self.dropped.append(cell.number)
 
@@ -189,11 +187,8 @@ class CellTable:
         # Finalizers run in whatever thread drops the last view; append and popleft are atomic.
         self._freed: deque[int] = deque()
 
-    def add(self, number: int, size: int, fd: int) -> None:
-        try:
-            self._maps[number] = memory.attach(fd, size)
-        finally:
-            os.close(fd)
+    def add(self, number: int, size: int, handle: memory.Handle) -> None:
+        self._maps[number] = memory.adopt(handle, size)
 
     def drop(self, number: int) -> None:
         self._maps.pop(number, None)

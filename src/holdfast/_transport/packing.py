@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from holdfast._system import memory
 from holdfast._transport import wire
 from holdfast._transport.cells import Arena, CellTable
 from holdfast._transport.wire import Place
@@ -30,7 +31,7 @@ class Packed(NamedTuple):
     """A batch ready to be sent."""
 
     parts: list[Any]
-    descriptors: tuple[int, ...]
+    handles: tuple[memory.Handle, ...]
     inline: int  # size of the inline region, which comes first
     cells: set[int]  # the cells that it travels in
 
@@ -73,7 +74,7 @@ class Packer:
             region = arena.inline_region()
             parts = [region, *wire.parcel_parts(parcel), *pieces]
             cells = {place[0] for place in self.places}.union(place[0] for place in self._buffers)
-            return Packed(parts, tuple(cell.fd for cell in arena.made), len(region), cells)
+            return Packed(parts, tuple(cell.handle for cell in arena.made), len(region), cells)
         finally:
             # Nothing of the batch is kept, also when it could not be pickled.
             self._pickler.clear_memo()
@@ -133,11 +134,11 @@ def _reduce_array(array: npt.NDArray[Any]) -> Any:
     return array.__reduce_ex__(5)
 
 
-def adopt(body: bytearray, inline: int, descriptors: tuple[int, ...], table: CellTable) -> wire.Parcel:
+def adopt(body: bytearray, inline: int, handles: tuple[memory.Handle, ...], table: CellTable) -> wire.Parcel:
     """Take a result's cells into the table, as soon as it arrives."""
     parcel = wire.read_parcel(body, inline)
-    for (number, size), fd in zip(parcel.made, descriptors, strict=True):
-        table.add(number, size, fd)
+    for (number, size), handle in zip(parcel.made, handles, strict=True):
+        table.add(number, size, handle)
     for number in parcel.dropped:
         table.drop(number)
     return parcel

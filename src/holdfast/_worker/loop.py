@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from holdfast._capture import stacks
+from holdfast._capture import blackbox, stacks
 from holdfast._capture.blackbox import BlackBox
 from holdfast._system import memory, processes
 from holdfast._system.channel import Channel, Frame
@@ -89,7 +89,7 @@ class Desk:
         """Pack and send a finished batch; raises what pickling raises, with nothing sent."""
         packed = self._packer.pack(batch, self._side())
         self._settle(seq)
-        self._channel.send(Kind.RESULT, seq, packed.inline, packed.parts, packed.descriptors)
+        self._channel.send(Kind.RESULT, seq, packed.inline, packed.parts, packed.handles)
         self.arena.finish(packed.cells)
 
     def send_empty(self, seq: int) -> None:
@@ -136,9 +136,9 @@ class Desk:
         return self._waiting.popleft()
 
 
-def main(channel: Channel, box_fd: int, stack_fd: int, load: Callable[[], Job], slot: int) -> None:
+def main(channel: Channel, box_handle: memory.Handle, stack_fd: int, load: Callable[[], Job], slot: int) -> None:
     """Run in a process of its own until the trainer closes the channel."""
-    box = BlackBox(memory.attach(box_fd))
+    box = BlackBox(memory.adopt(box_handle, blackbox.SIZE))
     box.begin(os.getpid())
     stacks.install(stack_fd)
     processes.give_way()

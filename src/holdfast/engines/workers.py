@@ -26,7 +26,7 @@ class Result:
         self._body = frame.body
         self._table = table
         self._roots: dict[int, Any] = {}  # leases: an interrupted opening must not give the cells back
-        self._parcel = packing.adopt(frame.body, frame.extra, frame.descriptors, table)
+        self._parcel = packing.adopt(frame.body, frame.extra, frame.handles, table)
 
     @property
     def side(self) -> wire.Side:

@@ -26,7 +26,7 @@ from holdfast import records as r
 from holdfast._capture import blackbox, stacks
 from holdfast._capture.blackbox import BlackBox
 from holdfast._system import channel as channels
-from holdfast._system import memory, ownership, processes
+from holdfast._system import nameless, ownership, processes
 from holdfast._system.channel import Channel
 from holdfast._transport import wire
 from holdfast._transport.wire import Kind
@@ -92,7 +92,7 @@ class LocalEngine(Exchange):
             )
             process.daemon = True
             process.start()
-            control.send(Kind.HELLO, descriptors=(handle,))
+            control.send(Kind.HELLO, handles=(handle,))
         except BaseException:
             control.close()
             raise
@@ -124,12 +124,12 @@ class LocalEngine(Exchange):
             bell = channels.bell()
             channel = Channel(ours, blocking=False, owned=True, bell=bell)
             on_error.callback(channel.close)
-            box_fd = memory.create(blackbox.SIZE, "holdfast-box")
+            box_fd = nameless.descriptor(blackbox.SIZE, "holdfast-box")
             always.callback(os.close, box_fd)
-            stack_fd = memory.create(stacks.SIZE, "holdfast-stacks")
+            stack_fd = nameless.descriptor(stacks.SIZE, "holdfast-stacks")
             on_error.callback(os.close, stack_fd)
-            worker = Worker(slot, incarnation, channel, BlackBox(memory.attach(box_fd)), stack_fd)
-            control.send(Kind.FORK, slot, incarnation, descriptors=(theirs.fileno(), bell, box_fd, stack_fd))
+            worker = Worker(slot, incarnation, channel, BlackBox(nameless.attach(box_fd)), stack_fd)
+            control.send(Kind.FORK, slot, incarnation, handles=(theirs.fileno(), bell, box_fd, stack_fd))
             on_error.pop_all()
         self._welcome(worker)
         self._by_fd[channel.fileno()] = worker

@@ -26,7 +26,7 @@ from typing import Any
 
 from holdfast._capture import stacks
 from holdfast._capture.blackbox import BlackBox
-from holdfast._system import memory, processes
+from holdfast._system import nameless, processes
 from holdfast._system.channel import Channel, Frame
 from holdfast._system.processes import Activity
 from holdfast._transport import wire
@@ -179,7 +179,7 @@ class Zygote:
 
     def _obey(self, frame: Frame) -> None:
         if frame.kind == Kind.HELLO:
-            self._trainer = frame.descriptors[0]
+            self._trainer = int(frame.handles[0])
             self._poller.register(self._trainer, select.POLLIN)
         elif frame.kind == Kind.FORK:
             self._fork(frame)
@@ -189,12 +189,13 @@ class Zygote:
 
     def _fork(self, frame: Frame) -> None:
         slot, incarnation = frame.seq, frame.extra
-        socket_fd, bell_fd, box_fd, stack_fd = frame.descriptors
+        descriptors = tuple(map(int, frame.handles))
+        socket_fd, bell_fd, box_fd, stack_fd = descriptors
         zygote = os.getpid()
         try:
             pid = _fork_patiently()
         except OSError as error:
-            for fd in frame.descriptors:
+            for fd in descriptors:
                 os.close(fd)
             failure = failures.capture(error, Stage.STARTING, advice=_NO_PROCESS)
             self._channel.send(Kind.UNFORKED, slot, incarnation, [wire.dump(failure)])
@@ -202,13 +203,13 @@ class Zygote:
         if pid == 0:
             processes.die_with_parent(zygote)
             processes.lead_own_group()
-            self._become_worker(slot, frame.descriptors)
+            self._become_worker(slot, descriptors)
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # whichever of the two comes first
         os.close(socket_fd)
         os.close(bell_fd)
         handle = os.pidfd_open(pid)
-        box = BlackBox(memory.attach(box_fd))
+        box = BlackBox(nameless.attach(box_fd))
         os.close(box_fd)
         self._children[pid] = Child(slot, incarnation, pid, handle, box, stack_fd)
         self._poller.register(handle, select.POLLIN)
