@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast._system.processes import Activity
-from holdfast.engines.local.watch import Judgement, WatchSettings, judge
+from holdfast.engines.watch import Judgement, WatchSettings, judge
 from holdfast.records import InHand, Stage
 
 AUTO = WatchSettings("auto", 30.0)

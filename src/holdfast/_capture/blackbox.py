@@ -112,6 +112,10 @@ class BlackBox:
         return InHand(Stage(stage), batch, position, max(0.0, seconds), None if stand_in < 0 else stand_in)
 
     @property
+    def is_starting(self) -> bool:
+        return self.words[_STAGE] in (Stage.STARTING, Stage.PREPARING, Stage.FORWARDING)
+
+    @property
     def count(self) -> int:
         """How many samples are in hand at once."""
         return max(1, self.words[_COUNT])

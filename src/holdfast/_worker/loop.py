@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -128,6 +128,9 @@ class Desk:
         self.last_random = state
         self.box.keep_random_state(seq, state)
 
+    def keep(self, frames: Sequence[Frame]) -> None:
+        self._waiting.extend(frames)
+
     def next_frame(self) -> Frame:
         while not self._waiting:
             self._waiting.extend(self._channel.receive())
@@ -136,14 +139,22 @@ class Desk:
         return self._waiting.popleft()
 
 
-def main(channel: Channel, box_handle: memory.Handle, stack_fd: int, load: Callable[[], Job], slot: int) -> None:
-    """Run in a process of its own until the trainer closes the channel."""
+def main(
+    channel: Channel,
+    box_handle: memory.Handle,
+    stack_fd: int,
+    load: Callable[[], Job],
+    slot: int,
+    early: Sequence[Frame] = (),
+) -> None:
+    """Run in a process of its own until the trainer closes the channel. `early`: what it has sent already."""
     box = BlackBox(memory.adopt(box_handle, blackbox.SIZE))
     box.begin(os.getpid())
     stacks.install(stack_fd)
     processes.give_way()
     arena = Arena()
     desk = Desk(channel, box, arena)
+    desk.keep(early)
     try:
         frame = desk.next_frame()
         restored = wire.load(frame.body)

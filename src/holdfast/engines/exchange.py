@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 from holdfast import records as r
@@ -36,6 +37,22 @@ class Exchange:
         self._epoch_note: Any = None
         self._epoch_open: set[int] = set()  # slots that have yet to say that they began the epoch
         self._pending: list[News] = []
+
+    def launch(self) -> None:
+        """Start what workers come from; raises what pickling the job raises."""
+        raise NotImplementedError
+
+    def start_worker(self, slot: int, incarnation: int) -> None:
+        raise NotImplementedError
+
+    def wait_ready(self, timeout_s: float | None) -> Any:
+        raise NotImplementedError
+
+    def take_events(self, ready: Any) -> Sequence[News]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
 
     def _release(self, worker: Worker) -> None:
         raise NotImplementedError

@@ -29,8 +29,8 @@ from holdfast import errors
 from holdfast import records as r
 from holdfast._fleet.machine import Machine
 from holdfast._fleet.runner import Concluded, Runner
-from holdfast.engines.local.engine import LocalEngine
-from holdfast.engines.local.watch import WatchSettings
+from holdfast.engines.choice import make_engine
+from holdfast.engines.watch import WatchSettings
 from holdfast.loader.door import Door, give_up_error, replacement_pool
 from holdfast.loader.jobs import JobSettings, MapJob
 from holdfast.loader.ledger import Ledger
@@ -57,7 +57,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         self._stream = self._dataset_kind == torch_loader._DatasetKind.Iterable
         context = loader.multiprocessing_context or torch.multiprocessing
         watch = WatchSettings(self._policy.sample_timeout, self._policy.hang_floor_s)
-        self._engine = LocalEngine(context, self._make_job(loader), self._num_workers, watch)
+        self._engine = make_engine(context, self._make_job(loader), self._num_workers, watch)
         self._machine = Machine(self._num_workers, self._policy)
         self._door = Door(self._ledger, self._policy, self._engine, stream=self._stream, batched=self._auto_collation)
         self._door.seed = int(self._base_seed)

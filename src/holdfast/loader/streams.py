@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from holdfast._transport import wire
 from holdfast._worker import failures
 from holdfast._worker.loop import Restored, StreamEnded, TaskFailed
-from holdfast.engines.local import payload
+from holdfast.engines import payload
 from holdfast.loader import tasks
 from holdfast.loader.jobs import Again, JobSettings, LoaderJob
 from holdfast.records import Decision, Failure, Stage

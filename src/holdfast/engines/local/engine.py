@@ -33,8 +33,8 @@ from holdfast._transport.wire import Kind
 from holdfast._worker import failures, loop
 from holdfast.engines.exchange import Exchange, News
 from holdfast.engines.local import zygote
-from holdfast.engines.local.payload import Payload
-from holdfast.engines.local.watch import WatchSettings
+from holdfast.engines.payload import Payload
+from holdfast.engines.watch import WatchSettings
 from holdfast.engines.workers import Worker
 from holdfast.records import Exit, Failure, Stage
 

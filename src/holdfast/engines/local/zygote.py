@@ -21,25 +21,23 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast._capture import stacks
 from holdfast._capture.blackbox import BlackBox
 from holdfast._system import nameless, processes
 from holdfast._system.channel import Channel, Frame
-from holdfast._system.processes import Activity
 from holdfast._transport import wire
 from holdfast._transport.wire import Kind
 from holdfast._worker import failures
-from holdfast.engines.local import payload as payloads
+from holdfast.engines import payload as payloads
 from holdfast.engines.local import solo
-from holdfast.engines.local.payload import Payload
-from holdfast.engines.local.watch import Judgement, WatchSettings, judge
+from holdfast.engines.payload import Payload
+from holdfast.engines.watch import WatchSettings
+from holdfast.engines.watching import Watched, look_after
 from holdfast.records import Stage
 
 LEAVE_GRACE_S = 1.0  # how long a busy worker may take to finish when the trainer hangs up
-_STACK_WAIT_S = 0.3
 _FORK_PATIENCE_S = 1.0
 _NO_PROCESS = (
     "\n(no process can be started: raise the limit with `ulimit -u`, or the container's of processes or memory)"
@@ -56,8 +54,7 @@ class Child:
     handle: int
     box: BlackBox
     stack_fd: int
-    mark: tuple[int, int, int, int] = (0, 0, 0, 0)
-    suspected: Activity | None = None
+    watched: Watched = field(default_factory=Watched)
     condemned: bool = False
     seconds: float = 0.0
 
@@ -313,40 +310,12 @@ class Zygote:
         for child in self._children.values():
             if child.condemned:
                 continue
-            mark = child.box.mark
-            if mark != child.mark:
-                child.mark = mark
-                child.suspected = None
-            in_hand = child.box.in_hand()
-            judgement = judge(self._settings, in_hand, child.box.count, slowest, None, None)
-            if judgement is Judgement.SUSPECTED:
-                now = processes.activity(child.pid)
-                judgement = judge(self._settings, in_hand, child.box.count, slowest, child.suspected, now)
-                if judgement is Judgement.SUSPECTED and child.suspected is None:
-                    child.suspected = now
-                    self._wait_stack(child)
-                    stack = stacks.read(child.stack_fd)
-                    body = wire.dump((child.incarnation, in_hand, stack))
-                    self._channel.send(Kind.SUSPECTED, child.pid, child.slot, [body])
-            if judgement is Judgement.CONDEMNED and not processes.has_ended(child.handle):
+            found = look_after(child.watched, child.box, child.pid, child.stack_fd, self._settings, slowest)
+            if found.suspected is not None:
+                body = wire.dump((child.incarnation, *found.suspected))
+                self._channel.send(Kind.SUSPECTED, child.pid, child.slot, [body])
+            if found.condemned_after_s is not None and not processes.has_ended(child.handle):
                 child.condemned = True
-                child.seconds = in_hand.seconds
-                self._wait_stack(child)
+                child.seconds = found.condemned_after_s
                 processes.kill_group(child.pid)
                 processes.kill(child.pid)
-
-    def _wait_stack(self, child: Child) -> None:
-        """Have the worker write its stacks; a stopped one cannot, and is not waited for."""
-        activity = processes.activity(child.pid)
-        if activity is None or activity.stopped:
-            return
-        before = os.fstat(child.stack_fd).st_size
-        stacks.ask(child.pid)
-        deadline = time.monotonic() + _STACK_WAIT_S
-        last = -1
-        while time.monotonic() < deadline:
-            size = os.fstat(child.stack_fd).st_size
-            if size > before and size == last:
-                return
-            last = size
-            time.sleep(0.005)

@@ -1,0 +1,241 @@
+"""Runs workers where there is neither fork nor memfd: each is spawned, and one more waits in reserve.
+
+Reads   what workers send; their black boxes; how their processes end.
+Writes  tasks to workers.
+Never   waits for a process that may be stuck: everything it waits for has an end or a deadline.
+
+A spawned worker needs seconds to import the user's modules. The reserve has done so before it is needed: when a worker
+dies, the reserve takes its slot at once and another one is started. Nobody watches while the trainer is not in next():
+there is no zygote here, and no thread of ours in the trainer.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import tempfile
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import connection
+from typing import Any
+
+from holdfast import records as r
+from holdfast._capture import blackbox
+from holdfast._capture.blackbox import BlackBox
+from holdfast._system import memory, ownership, processes
+from holdfast._system import portable_channel as channels
+from holdfast._system.portable_channel import PortableChannel
+from holdfast._transport.wire import Kind
+from holdfast._worker import failures
+from holdfast.engines.exchange import Exchange, News
+from holdfast.engines.payload import Payload
+from holdfast.engines.portable import worker as portable_worker
+from holdfast.engines.watch import WatchSettings
+from holdfast.engines.watching import Watched, look_after
+from holdfast.engines.workers import Worker
+from holdfast.records import Stage
+
+_LEAVE_GRACE_S = 1.0
+_CONGESTED_S = 0.01
+
+_open_engines: weakref.WeakSet[PortableEngine] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for engine in list(_open_engines):
+        engine.close(grace_s=0.1)
+
+
+atexit.register(_close_all)
+
+
+@dataclass
+class Process:
+    """A spawned process that fills a slot, or waits to."""
+
+    process: Any
+    channel: PortableChannel
+    box: BlackBox
+    box_handle: memory.Handle
+    stack_fd: int
+    stack_path: str
+    watched: Watched
+
+    def end(self) -> None:
+        """By force, with what it started in its group."""
+        processes.kill_group(self.process.pid)
+        self.process.kill()
+
+
+class PortableEngine(Exchange):
+    def __init__(self, context: Any, job: Any, slots: int, watch: WatchSettings) -> None:
+        super().__init__(slots)
+        method = context.get_start_method()
+        self._context = context if method in ("spawn", "forkserver") else multiprocessing.get_context("spawn")
+        self._payload = Payload(job)
+        self._watch = watch
+        self._processes: dict[int, Process] = {}  # by slot
+        self._reserve: list[Process] = []
+        self._slowest_s = 0.0
+        self._owner = os.getpid()
+        self.closed = False
+        ownership.own(self)
+        _open_engines.add(self)
+
+    # ------------------------------------------------------------ starting
+
+    def launch(self) -> None:
+        """Start as many as there are slots; raises what pickling the job raises."""
+        for _ in self._workers:
+            self._reserve.append(self._spawn())
+
+    def _spawn(self) -> Process:
+        with contextlib.ExitStack() as on_error, contextlib.ExitStack() as always:
+            ours, theirs = channels.pair()
+            always.enter_context(theirs)
+            channel = PortableChannel(ours, blocking=False, owned=True)
+            on_error.callback(channel.close)
+            box = memory.create(blackbox.SIZE, "holdfast-box")
+            on_error.callback(memory.discard, box)
+            stack_fd, stack_path = tempfile.mkstemp(prefix="holdfast-stacks-")
+            on_error.callback(os.close, stack_fd)
+            on_error.callback(os.unlink, stack_path)
+            view = BlackBox(memory.attach(box, blackbox.SIZE))
+            process = self._context.Process(
+                target=portable_worker.main, args=(theirs, box, stack_path, self._payload), name="holdfast-worker"
+            )
+            process.daemon = True
+            process.start()
+            on_error.pop_all()
+        return Process(process, channel, view, box, stack_fd, stack_path, Watched())
+
+    def start_worker(self, slot: int, incarnation: int) -> None:
+        try:
+            taken = self._reserve.pop(0) if self._reserve else self._spawn()
+        except OSError as error:
+            failure = failures.capture(error, Stage.STARTING)
+            self._pending.append((r.PreparationFailed(slot, incarnation, -1, failure), None))
+            return
+        worker = Worker(slot, incarnation, taken.channel, taken.box, taken.stack_fd, taken.process.pid)
+        self._processes[slot] = taken
+        taken.watched = Watched()
+        taken.channel.send(Kind.ASSIGN, slot, incarnation)
+        self._welcome(worker)
+
+    def _fill_reserve(self) -> None:
+        """One in reserve, once all who were asked for are at work; not before, they would share the processor."""
+        if self._reserve or self.closed or any(w is None or w.box.is_starting for w in self._workers):
+            return
+        with contextlib.suppress(OSError):  # no process to be had: then the next death takes longer
+            self._reserve.append(self._spawn())
+
+    # ------------------------------------------------------------ events
+
+    def wait_ready(self, timeout_s: float | None) -> Any:
+        """Wait until something has happened, `timeout_s` at most. May be interrupted without harm."""
+        limit = 0.0 if self._pending else self._watch.interval_s
+        if any(worker is not None and worker.channel.congested for worker in self._workers):
+            limit = min(limit, _CONGESTED_S)
+        things: list[Any] = []
+        for worker in self._workers:
+            if worker is not None:
+                things.append(self._processes[worker.slot].process.sentinel)
+                if not worker.channel.closed:
+                    things.append(worker.channel)
+        return set(connection.wait(things, limit if timeout_s is None else min(limit, timeout_s)))
+
+    def take_events(self, ready: Any) -> Sequence[News]:
+        """What has happened."""
+        news, self._pending = self._pending, []
+        for worker in list(self._workers):
+            if worker is None:
+                continue
+            process = self._processes[worker.slot].process
+            if worker.channel.congested:
+                worker.channel.flush()
+            if worker.channel in ready and not worker.channel.closed:
+                self._receive(worker, news)
+                if worker.channel.torn:
+                    self._processes[worker.slot].end()
+            if process.sentinel in ready:
+                process.join(1.0)
+                code = process.exitcode
+                worker.status = 0 if code is None else (-code if code < 0 else code << 8)
+                self._bury_one(worker, news)
+        if not ready:
+            self._look_after_all(news)
+            self._fill_reserve()
+        return news
+
+    def _mind_congestion(self, worker: Worker) -> None:
+        """`wait_ready` looks at every channel."""
+
+    def _look_after_all(self, news: list[News]) -> None:
+        """Look for hangs, as the zygote does elsewhere."""
+        for worker in self._workers:
+            if worker is None or worker.hung:
+                continue
+            held = self._processes[worker.slot]
+            self._slowest_s = max(self._slowest_s, worker.box.slowest_s)
+            found = look_after(held.watched, worker.box, worker.pid, worker.stack_fd, self._watch, self._slowest_s)
+            if found.suspected is not None:
+                in_hand, stack = found.suspected
+                news.append((r.WorkerSuspected(worker.slot, worker.incarnation, worker.pid, in_hand, stack), None))
+            if found.condemned_after_s is not None:
+                worker.hung, worker.seconds = True, found.condemned_after_s
+                held.end()
+
+    # ------------------------------------------------------------ ending
+
+    def _release(self, worker: Worker) -> None:
+        self._put_away(self._processes.pop(worker.slot))
+
+    def _put_away(self, held: Process, *, by_force: bool = True) -> None:
+        pid = held.process.pid
+        if by_force:
+            processes.kill_group(pid)
+        held.channel.close()
+        held.box.release()
+        os.close(held.stack_fd)
+        with contextlib.suppress(OSError):
+            os.unlink(held.stack_path)
+        memory.discard(held.box_handle)
+        if held.process.exitcode is None:
+            held.process.kill()
+            held.process.join(2.0)
+        with contextlib.suppress(ValueError):  # it will not end: then nobody can close it
+            held.process.close()
+        memory.sweep(pid)
+
+    def close(self, grace_s: float = _LEAVE_GRACE_S) -> None:
+        """End every process; idle workers leave by themselves, busy ones get `grace_s`."""
+        if self.closed or os.getpid() != self._owner:
+            return
+        self.closed = True
+        all_held = [*self._processes.values(), *self._reserve]
+        self._processes.clear()
+        self._reserve.clear()
+        for slot in range(len(self._workers)):
+            self._workers[slot] = None
+        for held in all_held:
+            held.channel.close()
+        deadline = time.monotonic() + grace_s
+        for held in all_held:
+            held.process.join(max(0.0, deadline - time.monotonic()))
+        for held in all_held:
+            self._put_away(held)
+
+    def abandon(self) -> None:
+        """In a fork of the trainer: nothing here is ours."""
+        self.closed = True
+        for held in (*self._processes.values(), *self._reserve):
+            with contextlib.suppress(OSError):
+                os.close(held.stack_fd)
+        self._processes.clear()
+        self._reserve.clear()
+        for slot in range(len(self._workers)):
+            self._workers[slot] = None
