@@ -89,17 +89,18 @@ def grain(dataset: Dataset[Any], workload: Workload) -> Iterator[Iterator[Any]]:
     from grain import MapDataset, MultiprocessingOptions, ReadOptions, experimental
 
     # A plain function stacks as fast as its own batching for large leaves, and twice as fast for many small ones.
+    with_arrays = _has((torch.Tensor, np.ndarray), dataset)
     batch_fn = workload.collate or _stack_leaves
-    if not _has((torch.Tensor, np.ndarray), dataset):
-        batch_fn = partial(_Sealed, batch_fn)
-    batches = MapDataset.source(_as_arrays(dataset)).batch(workload.batch_size, batch_fn=batch_fn)
+    batches = MapDataset.source(_as_arrays(dataset) if with_arrays else _SealedSamples(dataset)).batch(
+        workload.batch_size, batch_fn=batch_fn if with_arrays else partial(_seal_batch, batch_fn)
+    )
     # In memory already: no threads for reading, as its documentation says.
     stream = batches.to_iter_dataset(ReadOptions(num_threads=0, prefetch_buffer_size=0))
     stream = experimental.WithOptionsIterDataset(stream, experimental.DatasetOptions(min_shm_size=SMALL_BYTES))
     options = MultiprocessingOptions(num_workers=workload.workers, per_worker_buffer_size=PREFETCH)
-    iterator = iter(stream.mp_prefetch(options))
+    iterator = iter(stream.mp_prefetch(options, _one_thread))
     try:
-        if not _has((torch.Tensor, np.ndarray), dataset):
+        if not with_arrays:
             yield (sealed.content for sealed in iterator)
         else:
             yield map(_as_tensors, iterator) if _has(torch.Tensor, dataset) else iterator
@@ -149,7 +150,8 @@ def spdl_arena(dataset: Dataset[Any], workload: Workload) -> Iterator[Iterator[A
     from spdl.pipeline import SharedMemorySegmentPool, iterate_in_subprocess
 
     lists = list(_index_lists(dataset, workload))
-    with_arrays = _has((torch.Tensor, np.ndarray), dataset)
+    # Its locks are of the default start method.
+    by_arena = _has((torch.Tensor, np.ndarray), dataset) and workload.method == "fork"
     size_bytes = 2 * max(_batch_bytes(dataset, workload), SMALL_BYTES)
     parts = [
         iterate_in_subprocess(
@@ -157,7 +159,7 @@ def spdl_arena(dataset: Dataset[Any], workload: Workload) -> Iterator[Iterator[A
             buffer_size=PREFETCH,
             mp_context=workload.method,
             # Without arrays it would only look at every object in vain.
-            arena=SharedMemorySegmentPool(size_bytes, PREFETCH + 3) if with_arrays else None,
+            arena=SharedMemorySegmentPool(size_bytes, PREFETCH + 3) if by_arena else None,
         )
         for worker in range(workload.workers)
     ]
@@ -195,11 +197,31 @@ def _work(indices: list[int]) -> Any:
     return _work_of_this_process(indices)
 
 
-class _Sealed:
-    """A batch as one leaf: Grain would walk down to every int, which takes far longer than pickling them."""
+def _one_thread(_worker: int, _workers: int) -> None:
+    """As torch does in its workers: else they fight for the cores, each with as many threads as there are."""
+    torch.set_num_threads(1)
 
-    def __init__(self, batch_fn: Callable[[Any], Any], samples: Any) -> None:
-        self.content = batch_fn(samples)
+
+class _Sealed:
+    """Something as one leaf: Grain would walk down to every int, at every step, and be ten times slower."""
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+
+class _SealedSamples:
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> _Sealed:
+        return _Sealed(self.dataset[index])
+
+
+def _seal_batch(batch_fn: Callable[[Any], Any], samples: Any) -> _Sealed:
+    return _Sealed(batch_fn([sample.content for sample in samples]))
 
 
 def _as_arrays(dataset: Any) -> Any:

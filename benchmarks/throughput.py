@@ -21,6 +21,7 @@ from typing import Any
 logging.disable(logging.WARNING)
 
 ROUNDS = 7
+PEER_ROUNDS = 3
 QUICK_ROUNDS = 2
 QUICK_SHARE = 0.2
 FIRST_BATCH_ROUNDS = 3
@@ -37,7 +38,7 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)  # loaders that use threads have theirs beside; nothing else computes here
     warnings.filterwarnings("ignore", message="This DataLoader will create")  # four workers on two cores are meant
     warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata's affair
-    rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
+    rounds = options.rounds or (QUICK_ROUNDS if options.quick else PEER_ROUNDS if options.peers else ROUNDS)
     loaders, skipped = chosen_loaders(options)
     for name, reason in skipped.items():
         print(f"{name}: {reason}")
@@ -68,7 +69,9 @@ def main(arguments: list[str]) -> None:
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="WORD", help="only workloads whose name has one of these")
-    parser.add_argument("--rounds", type=int, metavar="N", help=f"rounds of each loader, {ROUNDS} unless told")
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help=f"rounds, {ROUNDS} unless told (with peers {PEER_ROUNDS})"
+    )
     parser.add_argument("--peers", action="store_true", help="torchdata, Grain and SPDL as well, where installed")
     parser.add_argument("--bare", action="store_true", help="holdfast without supervision as well: what that costs")
     parser.add_argument("--quick", action="store_true", help="few rounds of few batches; nothing is written")
