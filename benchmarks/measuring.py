@@ -4,7 +4,7 @@ Reads   workloads and loaders.
 Writes  nothing; answers with a row, as it goes into the JSON.
 Never   memory in a round that is timed: reading PSS stops the process that is read.
 
-    memory round (first batch compared with the right one)  →  round 1: a b c  →  round 2: b c a  →  …
+    memory round (first batch compared with the right one)  →  round 1: a b c limit  →  round 2: b c a limit  →  …
 """
 
 from __future__ import annotations
@@ -40,11 +40,14 @@ def measure(workload: Workload, loaders: Mapping[str, Loader], rounds: int, shar
                 raise
             failed[name] = f"{type(error).__name__}: {error}"
     values: dict[str, list[float]] = {name: [] for name in peaks}
+    limits: list[float] = []
     for turn in range(rounds):
         first = turn % len(values)
         for name in (*values, *values)[first : first + len(values)]:
             values[name].append(run(loaders[name], workload, batches))
-    limit = limit_per_s(workload) if workload.bulk else None
+        if workload.bulk:
+            limits.append(limit_per_s(workload))
+    limit = statistics.median(limits) if limits else None
     reference = next(iter(values))
     return {
         "workload": workload.name,
@@ -107,12 +110,14 @@ def peak_of(loader: Loader, workload: Workload, batches: int) -> Peak:
     collate = workload.collate or default_collate
     right = collate([dataset[index] for index in range(workload.batch_size)])
     with peak_memory() as peak, loader(dataset, workload) as iterator:
-        batch = next(iterator)
-        assert_same(batch, right, values=not workload.random)
+        _batch = next(iterator)
+        assert_same(_batch, right, values=not workload.random)
         del right
-        for batch in iterator:  # noqa: B007 - held until the next has come, as in training
-            pass
-        del batch, iterator
+        # As in training, a batch is held until the next has come.
+        for number, _batch in enumerate(iterator):
+            if number == batches // 2:
+                peak.sample_now()
+        del _batch, iterator
     gc.collect()
     return peak
 

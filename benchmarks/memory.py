@@ -1,8 +1,9 @@
 """Peak memory of a process and all its descendants, sampled by a process of its own: `memory.py PID`.
 
-Says «ready», samples every 20 ms until its standard input ends, then prints two peaks in bytes: of PSS, and of PSS with
-what is in flight. PSS shares what several processes map among them, so that the sum counts each page once. In flight is
-shared memory that some process holds a descriptor of and nobody maps, as torch's batches on their way: in no one's PSS.
+Samples every 20 ms, and when it reads a line (then it says «done»), until its standard input ends; then prints two
+peaks in bytes: of PSS, and of PSS with what is in flight. PSS shares what several processes map among them, so that the
+sum counts each page once. In flight is shared memory that some process holds a descriptor of and nobody maps, as
+torch's batches on their way: in no one's PSS.
 """
 
 from __future__ import annotations
@@ -62,37 +63,45 @@ def in_flight_bytes(pids: list[int]) -> int:
 class Peak:
     """What was measured, once the `with` has ended."""
 
+    sampler: subprocess.Popen[bytes]
     pss_mib: float = 0.0
     with_flight_mib: float = 0.0
+
+    def sample_now(self) -> None:
+        """One more sample, and waits for it: on a busy machine a short epoch may else have none."""
+        assert self.sampler.stdin is not None
+        assert self.sampler.stdout is not None
+        self.sampler.stdin.write(b"now\n")
+        self.sampler.stdin.flush()
+        assert self.sampler.stdout.readline() == b"done\n"
 
 
 @contextmanager
 def peak_memory() -> Iterator[Peak]:
     """Samples this process and its descendants while the block runs."""
-    peak = Peak()
     command = [sys.executable, "-S", __file__, str(os.getpid())]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as sampler:
-        assert sampler.stdin is not None
-        assert sampler.stdout is not None
-        assert sampler.stdout.readline() == b"ready\n"
+        peak = Peak(sampler)
+        peak.sample_now()
         try:
             yield peak
         finally:
-            sampler.stdin.close()
-            said = sampler.stdout.read().split()
-    peak.pss_mib, peak.with_flight_mib = (int(word) / 2**20 for word in said)
+            said, _ = sampler.communicate()
+    peak.pss_mib, peak.with_flight_mib = (int(word) / 2**20 for word in said.split())
 
 
 def main(pid: int) -> None:
     most = most_with_flight = 0
-    print("ready", flush=True)
     while True:
+        asked = select.select([0], [], [], INTERVAL_S)[0]
+        if asked and not os.read(0, 4096):
+            break
         pids = list(family(pid))
         pss = sum(map(pss_bytes, pids))
         most = max(most, pss)
         most_with_flight = max(most_with_flight, pss + in_flight_bytes(pids))
-        if select.select([sys.stdin], [], [], INTERVAL_S)[0]:
-            break
+        if asked:
+            print("done", flush=True)
     print(most, most_with_flight)
 
 
