@@ -51,13 +51,13 @@ def draw(source: Path) -> str:
     result = json.loads(source.read_text())
     rows = result["rows"]
     target = source.with_suffix(".svg")
+    others = {name for row in rows for name in row["loaders"]} - {"torch", "holdfast", "bare"}
     with pyplot.rc_context(STYLE):
-        figure, axes = pyplot.subplots(figsize=(9.2, 1.55 + 0.56 * len(rows)), facecolor=PAPER)
-        others = {name for row in rows for name in row["loaders"]} - {"torch", "holdfast", "bare"}
+        figure, axes = pyplot.subplots(figsize=(9.2, (1.9 if others else 1.55) + 0.56 * len(rows)), facecolor=PAPER)
         (_dots if others else _bars)(axes, rows)
         _frame(axes, rows)
         height = figure.get_figheight()
-        figure.subplots_adjust(left=0.32, right=0.97, top=1 - 0.72 / height, bottom=(0.98 if others else 0.78) / height)
+        figure.subplots_adjust(left=0.32, right=0.97, top=1 - 0.72 / height, bottom=(1.14 if others else 0.78) / height)
         _words(figure, result, bool(others))
         figure.savefig(target, metadata={"Date": None, "Creator": None}, facecolor=PAPER)
         pyplot.close(figure)
