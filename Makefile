@@ -13,10 +13,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup lint format test wheel demo bench clean
+.PHONY: help setup lint format test wheel demo bench bench-peers clean
 
 help:  ## print this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 14
 
 setup: $(STAMP)  ## make .venv with everything in it (again only when the requirements change)
 
@@ -49,6 +49,10 @@ demo: setup  ## run the demonstration
 bench: setup  ## measure throughput and recovery against stock PyTorch
 	$(BIN)/python benchmarks/throughput.py
 	$(BIN)/python benchmarks/recovery.py
+
+bench-peers: setup  ## the same for torchdata, Grain and SPDL; installs them, and matplotlib for the plots
+	@$(BIN)/python -m pip install -qq -e '.[torch,bench]' -c constraints.txt
+	$(BIN)/python benchmarks/throughput.py --peers
 
 clean:  ## remove everything that was made here
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""What a result was measured on: written beside every result."""
+"""What a result was measured on: written beside every result, and no name or path of the machine with it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +16,47 @@ import torch
 import holdfast
 
 RESULTS = Path(__file__).with_name("results")
+# Named where they are installed, by the names of their distributions.
+OPTIONAL = ("pillow", "torchdata", "grain", "spdl")
 
 
 def description() -> dict[str, Any]:
     return {
-        "cpu": _cpu(),
+        "cpu": _field("/proc/cpuinfo", "model name") or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "holdfast": holdfast.__version__,
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": numpy.__version__,
+            "holdfast": holdfast.__version__,
+            **_optional(),
+        },
         "date": time.strftime("%Y-%m-%d"),
     }
 
 
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
+def _optional() -> dict[str, str]:
+    found = {}
+    for name in OPTIONAL:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            pass  # not installed: then nothing was measured with it either
+    return found
+
+
+def _field(path: str, name: str) -> str:
+    for line in Path(path).read_text().splitlines():
+        if line.startswith(name):
             return line.partition(":")[2].strip()
-    return platform.machine()
+    return ""
 
 
 def write(name: str, result: dict[str, Any]) -> Path:
+    """Writes `results/name.json`, and says where that is."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({"machine": description(), **result}, indent=2) + "\n")
+    path.write_text(json.dumps({"machine": description(), **result}, indent=2, ensure_ascii=False) + "\n")
     return path

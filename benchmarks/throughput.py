@@ -1,101 +1,123 @@
 """Batches per second of torch's DataLoader and of holdfast's, in alternation: `throughput.py [WORD …]`.
 
-Two workers, several rounds each, medians; the ratio is what counts, the machine may be busy. «bare» is holdfast
-without supervision (no notes in the black box, no random state kept, nobody watching): what supervision costs.
+Words choose workloads by name (rows, tokens, …). The ratio is what counts, the machine may be busy: it is that of the
+medians, and the spread is the least and the most of any round. «of memcpy»: of what one thread reaches that only copies
+the same bytes; two workers may pass it. Results and plot go to benchmarks/results/, unless words or --quick made them
+partial.
 """
 
 from __future__ import annotations
 
-import gc
-import statistics
+import argparse
+import logging
 import sys
-import time
+import tempfile
+import warnings
+from pathlib import Path
 from typing import Any
 
-import torch
-from machine import write
-from workloads import WORKLOADS, Workload
-
-import holdfast
-from holdfast._capture.blackbox import BlackBox
-from holdfast._worker.randomness import Randomness
+# Under spawn every worker imports this file again. What only the trainer needs is imported where it is needed: else
+# torch's workers would pay for the import of holdfast. And what workers have to warn about (Grain: no jax) goes here.
+logging.disable(logging.WARNING)
 
 ROUNDS = 7
-WARM_UP = 6
+PEER_ROUNDS = 3
+QUICK_ROUNDS = 2
+QUICK_SHARE = 0.2
+FIRST_BATCH_ROUNDS = 3
 
 
-def strip(_: int) -> None:
-    """In a worker: do the work and nothing else."""
-    for name in ("enter", "fetch", "finished", "was_healthy", "count_done"):
-        setattr(BlackBox, name, lambda *_, **__: None)
-    BlackBox.keep_random_state = lambda *_: None
-    Randomness.read = lambda _: b""
+def main(arguments: list[str]) -> None:
+    options = parse(arguments)
+    import torch
+    from machine import write
+    from measuring import measure
+    from plot import draw
+    from workloads import workloads
 
-
-def bare(*arguments: Any, **options: Any) -> holdfast.DataLoader[Any]:
-    policy = holdfast.FaultPolicy(sample_timeout=None)
-    return holdfast.DataLoader(*arguments, **options, worker_init_fn=strip, faults=policy)
-
-
-KINDS: dict[str, Any] = {"torch": torch.utils.data.DataLoader, "holdfast": holdfast.DataLoader, "bare": bare}
-
-
-def run(kind: Any, workload: Workload, method: str = "fork") -> float:
-    """Batches per second over one epoch, first batches left out."""
-    dataset = workload.make(workload.batch_size * (workload.batches + WARM_UP))
-    loader = kind(
-        dataset,
-        batch_size=workload.batch_size,
-        num_workers=2,
-        collate_fn=workload.collate,
-        multiprocessing_context=method,
-    )
-    torch.manual_seed(0)
-    iterator = iter(loader)
-    for _ in range(WARM_UP):
-        next(iterator)
-    begun = time.perf_counter()
-    count = sum(1 for _ in iterator)
-    seconds = time.perf_counter() - begun
-    assert count == workload.batches, count
-    del iterator, loader
-    gc.collect()
-    return count / seconds
-
-
-def measure(workload: Workload) -> dict[str, Any]:
-    rates: dict[str, list[float]] = {name: [] for name in KINDS}
-    for turn in range(ROUNDS):
-        names = list(KINDS)
-        for name in names[turn % 3 :] + names[: turn % 3]:
-            rates[name].append(run(KINDS[name], workload))
-    medians = {name: statistics.median(values) for name, values in rates.items()}
-    ratios = [ours / theirs for ours, theirs in zip(rates["holdfast"], rates["torch"], strict=True)]
-    return {
-        "workload": workload.name,
-        **medians,
-        "ratio": medians["holdfast"] / medians["torch"],
-        "ratio_least": min(ratios),
-        "ratio_most": max(ratios),
-        "supervision": 1 - medians["holdfast"] / medians["bare"],
-        "rates": rates,
-    }
-
-
-def main(words: list[str]) -> None:
-    chosen = [w for w in WORKLOADS if not words or any(word in w.name for word in words)]
-    head = f"{'workload':<48} {'torch/s':>9} {'holdfast/s':>11} {'bare/s':>9} {'ratio':>7}  {'spread':<11} supervision"
-    print(head, flush=True)
+    torch.set_num_threads(1)  # loaders that use threads have theirs beside; nothing else computes here
+    warnings.filterwarnings("ignore", message="This DataLoader will create")  # four workers on two cores are meant
+    warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata's affair
+    rounds = options.rounds or (QUICK_ROUNDS if options.quick else PEER_ROUNDS if options.peers else ROUNDS)
+    loaders, skipped = chosen_loaders(options)
+    for name, reason in skipped.items():
+        print(f"{name}: {reason}")
+    print(HEAD, flush=True)
     rows = []
-    for workload in chosen:
-        row = measure(workload)
-        rows.append(row)
-        rates = f"{row['torch']:>9.1f} {row['holdfast']:>11.1f} {row['bare']:>9.1f}"
-        spread = f"{row['ratio_least']:.2f}…{row['ratio_most']:.2f}"
-        cost = f"{row['supervision']:>+10.1%}"
-        print(f"{row['workload']:<48} {rates} {row['ratio']:>6.2f}×  {spread:<11} {cost}", flush=True)
-    if not words:
-        print(f"written to {write('throughput', {'rounds': ROUNDS, 'rows': rows})}")
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+        for workload in workloads(Path(folder)):
+            if options.words and not any(word in workload.name.partition(":")[0] for word in options.words):
+                continue
+            able = {
+                name: loader
+                for name, (loader, by_processes) in loaders.items()
+                if by_processes or not workload.first_batch
+            }
+            if workload.first_batch:
+                able.pop("bare", None)
+            turns = min(rounds, FIRST_BATCH_ROUNDS) if workload.first_batch else rounds
+            row = measure(workload, able, turns, QUICK_SHARE if options.quick else 1.0)
+            rows.append(row)
+            print(table(row), flush=True)
+    if options.words or options.quick:
+        return
+    name = "peers" if options.peers else "throughput"
+    path = write(name, {"rounds": rounds, "skipped": skipped, "rows": rows})
+    print(f"written to {path}, {draw(path)}")
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", metavar="WORD", help="only workloads whose name has one of these")
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help=f"rounds, {ROUNDS} unless told (with peers {PEER_ROUNDS})"
+    )
+    parser.add_argument("--peers", action="store_true", help="torchdata, Grain and SPDL as well, where installed")
+    parser.add_argument("--bare", action="store_true", help="holdfast without supervision as well: what that costs")
+    parser.add_argument("--quick", action="store_true", help="few rounds of few batches; nothing is written")
+    return parser.parse_args(arguments)
+
+
+def chosen_loaders(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, str]]:
+    """Each loader with whether it has processes to start; and why others are left out."""
+    from loaders import bare, stock, supervised
+
+    loaders: dict[str, Any] = {"torch": (stock, True), "holdfast": (supervised, True)}
+    skipped: dict[str, str] = {}
+    if options.bare:
+        loaders["bare"] = (bare, True)
+    if options.peers:
+        from peers import PEERS, silence_resource_tracker
+
+        silence_resource_tracker()
+        for peer in PEERS:
+            if peer.installed:
+                loaders[peer.name] = (peer.loader, peer.processes)
+            else:
+                skipped[peer.name] = f"left out, {peer.package} is not installed (make bench-peers installs it)"
+    return loaders, skipped
+
+
+WIDTH = 106
+HEAD = f"{'':<27} {'median':>11} {'ratio':>8}  {'spread':<13} {'of memcpy':>9}    peak PSS, MiB      + in flight"
+
+
+def table(row: dict[str, Any]) -> str:
+    """A block of lines: the workload, then a line per loader."""
+    lines = [f"── {row['workload']} ".ljust(WIDTH, "─")]
+    unit = "s" if row["unit"].startswith("seconds") else "/s"
+    for name, its in row["loaders"].items():
+        rate = f"{its['median']:.2f} {unit}" if unit == "s" else f"{its['median']:.1f} {unit}"
+        spread = f"{its['ratio_least']:.2f}…{its['ratio_most']:.2f}" if name != "torch" else ""
+        share = f"{its['share_of_limit']:.0%}" if its["share_of_limit"] is not None else ""
+        peak = f"{its['peak_pss_mib']:>9.0f} {its['peak_pss_ratio']:>5.2f}×"
+        flight = f"{its['peak_with_flight_mib']:>9.0f} {its['peak_with_flight_ratio']:>5.2f}×"
+        lines.append(f"{name:<27} {rate:>11} {its['ratio']:>7.2f}×  {spread:<13} {share:>9} {peak} {flight}")
+    if "bare" in row["loaders"]:
+        cost = 1 - row["loaders"]["holdfast"]["median"] / row["loaders"]["bare"]["median"]
+        lines.append(f"supervision costs {cost:.1%}")
+    lines.extend(f"{name}: failed with {reason}" for name, reason in row["failed"].items())
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
