@@ -1,7 +1,7 @@
 """The life of a worker: prepare, then take tasks one by one until the trainer hangs up.
 
 Reads   tasks from its socket.
-Writes  results to its socket, what it is doing to its black box, stacks to its stack file.
+Writes  results to its socket, what it is doing and what it dies of to its black box, stacks to its stack file.
 Never   decides what a fault means beyond its plain policy; never outlives its zygote.
 
     STARTING → PREPARING → (FORWARDING) → IDLE ⇄ FETCHING → COLLATING → SENDING
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from holdfast._capture import stacks
+from holdfast._capture import crash, stacks
 from holdfast._capture.blackbox import BlackBox
 from holdfast._system import memory, processes
 from holdfast._system.channel import Channel, Frame
@@ -138,9 +138,11 @@ class Desk:
 
 def main(channel: Channel, box_fd: int, stack_fd: int, load: Callable[[], Job], slot: int) -> None:
     """Run in a process of its own until the trainer closes the channel."""
-    box = BlackBox(memory.attach(box_fd))
+    mapped = memory.attach(box_fd)
+    box = BlackBox(mapped)
     box.begin(os.getpid())
     stacks.install(stack_fd)
+    crash.install(mapped)  # after the stacks: it comes first, and passes the signal on to them
     processes.give_way()
     arena = Arena()
     desk = Desk(channel, box, arena)
@@ -156,6 +158,7 @@ def main(channel: Channel, box_fd: int, stack_fd: int, load: Callable[[], Job], 
         job = _prepared(desk, channel, prepare)
         if job is None:
             return
+        crash.reinstall()  # worker_init_fn may have brought handlers of its own
         desk.last_random = desk.randomness.read()
         channel.send(Kind.READY, extra=int(job.can_skip))
         while True:

@@ -26,7 +26,7 @@ from multiprocessing import util as multiprocessing_util
 from typing import Any
 
 from holdfast import records as r
-from holdfast._capture import blackbox, stacks
+from holdfast._capture import blackbox, crash, stacks
 from holdfast._capture.blackbox import BlackBox
 from holdfast._system import channel as channels
 from holdfast._system import memory, ownership, processes
@@ -378,6 +378,7 @@ class LocalEngine:
             Exit() if worker.lost else Exit.from_wait_status(worker.status or 0),
             in_hand,
             stack=stacks.read(worker.stack_fd),
+            crash=crash.read(worker.box),
             hung=worker.hung,
             blameless=worker.lost or worker.channel.torn,
         )
