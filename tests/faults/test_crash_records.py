@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -179,11 +178,11 @@ def belongings() -> tuple[int, int, int]:
 
 
 @pytest.fixture(scope="module")
-def package_without_recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def package_without_recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What an installation without a C compiler has."""
     root = tmp_path_factory.mktemp("installed")
     shutil.copytree(Path(holdfast.__file__).parent, root / "holdfast", ignore=shutil.ignore_patterns("*.so", "*.[ch]"))
-    yield root
+    return root
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -260,6 +260,18 @@ static void send_again(int number, siginfo_t *info, int thread)
         raise(number);
 }
 
+/* A system call of ours is forbidden: have it answer so, for the kernel leaves the call's number there. */
+static void refuse(ucontext_t *context)
+{
+#if defined(__x86_64__)
+    context->uc_mcontext.gregs[REG_RAX] = -ENOSYS;
+#elif defined(__aarch64__)
+    context->uc_mcontext.regs[0] = (uint64_t)-ENOSYS;
+#else
+    (void)context;
+#endif
+}
+
 static void on_fatal_signal(int number, siginfo_t *info, void *context)
 {
     int before = errno;
@@ -271,8 +283,9 @@ static void on_fatal_signal(int number, siginfo_t *info, void *context)
         /* A fork of the worker's: its death is its own affair. */
     } else if (recording == thread || claiming == thread) {
         if (number == SIGSYS && info->si_code > 0) {
+            refuse((ucontext_t *)context);
             errno = before;
-            return; /* A call of ours is forbidden: it has failed, and we do without. */
+            return;
         }
     } else if (claim(thread)) {
         recording = thread;
