@@ -12,6 +12,7 @@ import errno
 import faulthandler
 import mmap
 import os
+import platform
 import random
 import re
 import resource
@@ -467,6 +468,43 @@ def test_an_illegal_instruction_is_saved_when_memory_may_not_be_read(box):
     assert ended == -signal.SIGILL
     assert box.record is not None
     assert box.record.instruction == CODE["illegal"]
+
+
+EMULATED = """
+import os, sys, resource
+from faults.crashes import CODE, page, run
+from holdfast._capture import blackbox, crash, stacks
+from holdfast._system import memory
+fd, stack_fd = memory.create(blackbox.SIZE), memory.create(stacks.SIZE)
+mapped = memory.attach(fd)
+box = blackbox.BlackBox(mapped)
+pid = os.fork()
+if pid == 0:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    box.begin(os.getpid())
+    stacks.install(stack_fd)
+    crash.install(mapped)
+    run(page(CODE["illegal"]))
+status = os.waitpid(pid, 0)[1]
+print(os.WTERMSIG(status), crash.read(box).instruction[:4].hex(), "Illegal instruction" in stacks.read(stack_fd))
+"""
+
+
+@needs_recorder
+@pytest.mark.skipif(shutil.which(f"qemu-{platform.machine()}") is None, reason="no qemu-user")
+def test_an_illegal_instruction_is_saved_under_emulation():
+    """qemu has no process_vm_readv, and enters handlers with a stack that is not aligned."""
+    search = os.pathsep.join(path for path in sys.path if path)
+
+    ended = subprocess.run(
+        [f"qemu-{platform.machine()}", sys.executable, "-c", EMULATED],
+        env={**os.environ, "PYTHONPATH": search},
+        capture_output=True,
+        text=True,
+    )
+
+    instruction = CODE["illegal"].ljust(4, b"\0").hex()
+    assert ended.stdout.split() == [str(int(signal.SIGILL)), instruction, "True"], ended.stderr
 
 
 @needs_recorder

@@ -272,6 +272,9 @@ static void refuse(ucontext_t *context)
 #endif
 }
 
+#if defined(__x86_64__)
+__attribute__((force_align_arg_pointer)) /* qemu's emulation enters with an odd stack; vector stores fault on that */
+#endif
 static void on_fatal_signal(int number, siginfo_t *info, void *context)
 {
     int before = errno;
