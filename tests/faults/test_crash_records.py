@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -46,11 +47,13 @@ class Crashing(Dataset[int]):
         return index
 
 
-def loader_of(names: list[str], notes: Path, method: str, workers: int = WORKERS) -> holdfast.DataLoader[Any]:
+def loader_of(
+    names: list[str], notes: Path, method: str, workers: int = WORKERS, **more: Any
+) -> holdfast.DataLoader[Any]:
     policy = FaultPolicy(on_error="skip", retries=0, max_bad=None, max_restarts=10 * MANY)
     dataset = Crashing(names, notes)
     return holdfast.DataLoader(
-        dataset, batch_size=2, num_workers=workers, multiprocessing_context=method, faults=policy
+        dataset, batch_size=2, num_workers=workers, multiprocessing_context=method, faults=policy, **more
     )
 
 
@@ -148,6 +151,22 @@ class Init:
         self.crasher()
 
 
+@needs_recorder
+def test_a_crash_is_recorded_when_worker_init_fn_brought_handlers(tmp_path: Path) -> None:
+    """As many programs do that want a stack on standard error."""
+    loader = loader_of(["read_wild"], tmp_path, "fork", workers=1, worker_init_fn=take_over)
+
+    list(loader)
+
+    (incident,) = loader.incidents
+    assert incident.crash is not None
+    assert_record_says(incident.crash, Crasher("read_wild", str(tmp_path)).expected())
+
+
+def take_over(slot: int) -> None:
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+
+
 # ---------------------------------------------------------------- many
 
 
@@ -217,8 +236,8 @@ def check_without_recorder(method: str, notes: str) -> None:
     assert_died_unrecorded(trap, 5, "hit_trap")
 
 
-def assert_died_unrecorded(incident: Incident, signal: int, function: str) -> None:
+def assert_died_unrecorded(incident: Incident, number: int, function: str) -> None:
     assert incident.exit is not None
-    assert incident.exit.signal == signal
+    assert incident.exit.signal == number
     assert incident.crash is None
     assert function in incident.stack
