@@ -35,6 +35,7 @@ _CODE = {
         "trap": "cc c3",  # int3; ret
         "divide": "31c9 b801000000 99 f7f9 c3",  # xor ecx,ecx; mov eax,1; cdq; idiv ecx; ret
         "recurse": "4881ec00040000 e8f4ffffff",  # sub rsp,1024; call itself
+        "await": "833f00 74fb 488b06 c3",  # cmp dword [rdi],0; je back; mov rax,[rsi]; ret
     },
     "aarch64": {
         "load": "000040f9 c0035fd6",  # ldr x0,[x0]; ret
@@ -43,6 +44,7 @@ _CODE = {
         "trap": "000020d4 c0035fd6",  # brk 0; ret
         "divide": "",
         "recurse": "ff0310d1 fe0300f9 feffff97",  # sub sp,sp,1024; str x30,[sp]; bl itself
+        "await": "020040b9 e2ffff34 210040f9 c0035fd6",  # ldr w2,[x0]; cbz w2,back; ldr x1,[x1]; ret
     },
 }[platform.machine()]
 CODE = {name: bytes.fromhex(code) for name, code in _CODE.items()}

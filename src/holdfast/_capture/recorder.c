@@ -16,7 +16,7 @@
  * overflowed, the kernel kills the process at once, with the right signal and without a record.
  */
 
-#define _GNU_SOURCE
+#define _GNU_SOURCE 1
 #include <Python.h>
 
 #include <errno.h>
