@@ -39,7 +39,7 @@ from holdfast.crashes import CrashRecord, Region
 from holdfast.records import Stage
 
 SOURCE = Path(crash.__file__).with_name("recorder.c")
-SAVED = 3
+WRITING, SAVED = 1, 3
 
 needs_recorder = pytest.mark.skipif(not crash.AVAILABLE, reason="the recorder was not built: no C compiler")
 
@@ -427,6 +427,7 @@ def test_one_record_is_whole_when_many_threads_crash_at_once(box):
     count = 8
 
     def all_at_once() -> None:
+        crash.install(box.mapped)
         # Many lines of maps: a thread that did not wait for the one that saves them would end it half-way.
         fragments = mmap.mmap(-1, 4000 * mmap.PAGESIZE)
         start = ctypes.addressof(ctypes.c_char.from_buffer(fragments))
@@ -439,7 +440,7 @@ def test_one_record_is_whole_when_many_threads_crash_at_once(box):
         flag.value = 1
         time.sleep(30)
 
-    ended = box.dies(all_at_once)
+    ended = box.dies(all_at_once, minded=False)  # with faulthandler below, others would be slower to die
 
     assert ended == -signal.SIGSEGV
     assert box.state == SAVED
@@ -447,6 +448,23 @@ def test_one_record_is_whole_when_many_threads_crash_at_once(box):
     assert box.record.address == WILD
     assert box.record.thread != box.record.pid
     assert box.record.regions
+
+
+@needs_recorder
+def test_a_thread_waits_when_another_one_is_recording(box):
+    """But not for ever: should the other never come to an end, it dies of its own fault."""
+
+    def come_second() -> None:
+        struct.pack_into("<Q", box.mapped, blackbox.CRASH_AT, WRITING)
+        load_wild()
+
+    began = time.monotonic()
+    ended = box.dies(come_second)
+
+    assert ended == -signal.SIGSEGV
+    assert time.monotonic() - began >= 0.9
+    assert box.record is None
+    assert "load_wild" in box.stack
 
 
 @needs_recorder

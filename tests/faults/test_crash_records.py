@@ -128,11 +128,12 @@ class Ending(Dataset[int]):
 
 
 @needs_recorder
-def test_a_crash_in_worker_init_fn_is_recorded(tmp_path: Path) -> None:
-    """The recorder is there before any code of the user's."""
+@pytest.mark.parametrize("method", METHODS)
+def test_a_crash_in_worker_init_fn_is_recorded(tmp_path: Path, method: str) -> None:
+    """The recorder is there before any code of the user's, and comes before faulthandler."""
     crasher = Crasher("read_wild", str(tmp_path))
     loader: holdfast.DataLoader[int] = holdfast.DataLoader(
-        range(4), num_workers=1, multiprocessing_context="fork", worker_init_fn=Init(crasher)
+        range(4), num_workers=1, multiprocessing_context=method, worker_init_fn=Init(crasher)
     )
 
     with pytest.raises(holdfast.WorkerStartError):
