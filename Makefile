@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 # A choice of tests may leave one of the two runs empty, which pytest answers with 5.
 MAY_BE_EMPTY := $(if $(PYTEST_ARGS),|| test $$? -eq 5)
 STAMP := $(VENV)/.installed
+RECORDER := setup.py $(wildcard src/holdfast/_capture/recorder.[ch])
 
 export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -18,9 +19,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 14
 
-setup: $(STAMP)  ## make .venv with everything in it (again only when the requirements change)
+setup: $(STAMP)  ## make .venv with everything in it (again only when the requirements or the C code change)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(RECORDER)
 	@echo "setup: installing into $(VENV), this may take some minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq -e '.[torch,demo,dev]' -c constraints.txt
@@ -55,5 +56,5 @@ bench-peers: setup  ## the same for torchdata, Grain and SPDL; installs them, an
 	$(BIN)/python benchmarks/throughput.py --peers
 
 clean:  ## remove everything that was made here
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/*.egg-info src/holdfast/_capture/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -18,7 +18,7 @@ import pytest
 
 HOUSE = Path(__file__).parents[1] / "src" / "holdfast"
 ROWS = (
-    {"records", "errors", "settings", "statistics"},
+    {"records", "crashes", "errors", "settings", "statistics"},
     {"_system", "_capture"},
     {"_fleet", "_transport", "_worker", "_forensics", "_metrics", "share"},
     {"engines"},

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
+from holdfast.crashes import CrashRecord
+
 
 class Stage(enum.IntEnum):
     """What a worker is doing; kept in its black box, so it outlives the worker."""
@@ -186,6 +188,7 @@ class Incident:
     exit: Exit | None = None
     failure: Failure | None = None
     stack: str = ""
+    crash: CrashRecord | None = None  # what the fatal-signal handler saw; None: no such signal, or no recorder
     attempt: int = 1
     attempts_allowed: int = 1
     number: int = -1
@@ -260,6 +263,7 @@ class Incident:
             "message": self.failure.message if self.failure else None,
             "traceback": self.failure.traceback if self.failure else None,
             "stack": self.stack,
+            "crash": self.crash.to_dict() if self.crash else None,
             "attempt": self.attempt,
             "attempts_allowed": self.attempts_allowed,
             "action": self.action,
@@ -325,6 +329,7 @@ class WorkerExited:
     exit: Exit
     in_hand: InHand
     stack: str = ""
+    crash: CrashRecord | None = None
     hung: bool = False
     blameless: bool = False
 

@@ -5,9 +5,10 @@ Writes  (worker) plain 8-byte stores, no lock, no system call.
 Never   blocks; a worker that dies between two stores leaves a record that is still lawful.
 
     words 0…63     state, see the names below
-    4096…12287     kept free for the crash record
+    4096…12287     the crash record, written by the fatal-signal handler, see crash.py
     12288…         copies of the random state, written in turn and named by the batch they follow:
                    whichever batch was the last to arrive, its state is here
+    MAPS_AT…       /proc/self/maps at a crash; no memory until then, for the file is sparse
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from holdfast.records import InHand, Stage
 
 COPIES = 18  # of the random state: one more than there are batches on their way to the trainer at once
 _STATE_ROOM = 16384 - 16
-SIZE = 12288 + COPIES * 16384
+CRASH_AT, CRASH_ROOM = 4096, 8192
+MAPS_AT, MAPS_ROOM = 12288 + COPIES * 16384, 4 << 20
+SIZE = MAPS_AT + MAPS_ROOM
 _STAGE, _BATCH, POSITION, SINCE, _SLOWEST, _DONE, _PID, _COUNT, _STAND_IN = range(9)
 _LAST_STAGE = max(Stage)
 _STATES = tuple(12288 + 16384 * copy for copy in range(COPIES))
@@ -138,6 +141,12 @@ class BlackBox:
             ):  # a fresh record is all zeros, and a worker may die before its first store
                 return bytes(self._bytes[at + 16 : at + 16 + head[1]])
         return None
+
+    def crash_bytes(self) -> bytes:
+        return bytes(self._bytes[CRASH_AT : CRASH_AT + CRASH_ROOM])
+
+    def maps_bytes(self, size: int) -> bytes:
+        return bytes(self._bytes[MAPS_AT : MAPS_AT + min(size, MAPS_ROOM)])
 
     def release(self) -> None:
         self.words.release()

@@ -15,11 +15,15 @@ import signal
 STACK_SIGNAL = signal.SIGRTMAX - 3
 SIZE = 0  # the file grows as it is written
 _MOST_BYTES = 1 << 20
+# Fatal as well, but not among those that faulthandler.enable() minds.
+_MORE_SIGNALS = (signal.SIGTRAP, signal.SIGSYS)
 
 
 def install(fd: int) -> None:
     """In a worker: write the stacks of all threads to `fd` at a fatal signal and at STACK_SIGNAL."""
     faulthandler.enable(file=fd, all_threads=True)
+    for number in _MORE_SIGNALS:
+        faulthandler.register(number, file=fd, all_threads=True, chain=True)
     faulthandler.register(STACK_SIGNAL, file=fd, all_threads=True, chain=False)
 
 

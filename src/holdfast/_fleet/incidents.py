@@ -44,6 +44,7 @@ def of_death(event: r.WorkerExited, allowed: int) -> Incident:
         exit=event.exit,
         hung=event.hung,
         stack=event.stack,
+        crash=event.crash,
         action="replaced",
         attempts_allowed=allowed,
     )

@@ -1,7 +1,7 @@
 """The life of a worker: prepare, then take tasks one by one until the trainer hangs up.
 
 Reads   tasks from its socket.
-Writes  results to its socket, what it is doing to its black box, stacks to its stack file.
+Writes  results to its socket, what it is doing and what it dies of to its black box, stacks to its stack file.
 Never   decides what a fault means beyond its plain policy; never outlives its zygote.
 
     STARTING → PREPARING → (FORWARDING) → IDLE ⇄ FETCHING → COLLATING → SENDING
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from holdfast._capture import blackbox, stacks
+from holdfast._capture import blackbox, crash, stacks
 from holdfast._capture.blackbox import BlackBox
 from holdfast._system import memory, processes
 from holdfast._system.channel import Channel, Frame
@@ -148,9 +148,11 @@ def main(
     early: Sequence[Frame] = (),
 ) -> None:
     """Run in a process of its own until the trainer closes the channel. `early`: what it has sent already."""
-    box = BlackBox(memory.adopt(box_handle, blackbox.SIZE))
+    mapped = memory.adopt(box_handle, blackbox.SIZE)
+    box = BlackBox(mapped)
     box.begin(os.getpid())
     stacks.install(stack_fd)
+    crash.install(mapped)  # after the stacks: it comes first, and passes the signal on to them
     processes.give_way()
     arena = Arena()
     desk = Desk(channel, box, arena)
@@ -167,6 +169,7 @@ def main(
         job = _prepared(desk, channel, prepare)
         if job is None:
             return
+        crash.reinstall()  # worker_init_fn may have brought handlers of its own
         desk.last_random = desk.randomness.read()
         channel.send(Kind.READY, extra=int(job.can_skip))
         while True:

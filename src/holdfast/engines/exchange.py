@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast import records as r
-from holdfast._capture import stacks
+from holdfast._capture import crash, stacks
 from holdfast._system.channel import Frame
 from holdfast._transport import wire
 from holdfast._transport.wire import Kind
@@ -198,6 +198,7 @@ class Exchange:
             Exit() if worker.lost else Exit.from_wait_status(worker.status or 0),
             in_hand,
             stack=(_SCRIBBLED if worker.channel.garbled else "") + stacks.read(worker.stack_fd),
+            crash=crash.read(worker.box),
             hung=worker.hung,
             blameless=worker.lost or (worker.channel.torn and not worker.channel.garbled),
         )
