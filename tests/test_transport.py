@@ -19,6 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import holdfast
 import specimens as s
 from holdfast._system import memory
 from holdfast._transport import packing, tensors, wire
@@ -499,3 +500,35 @@ def test_memory_that_cannot_be_had_is_an_error_in_words():
             memory.attach(fd, 1 << 62)
     finally:
         os.close(fd)
+
+
+# ---------------------------------------------------------------- shown to the user
+
+
+class Blocks(torch.utils.data.Dataset):
+    """Samples of 256 KiB."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((1 << 16,), float(index))
+
+
+def test_statistics_show_the_memory_in_cells():
+    """Of each worker, and of all: also what is still held when the worker that made it is gone."""
+    loader = holdfast.DataLoader(Blocks(), batch_size=2, num_workers=2)
+    iterator = iter(loader)
+    held = next(iterator)
+    during = loader.statistics()
+    rest = [float(batch[0, 0]) for batch in iterator]
+    after = loader.statistics()
+    value = float(held[1, 5])
+    del held
+
+    assert 1 << 19 <= during.cell_bytes <= 8 << 19
+    assert during.cell_bytes == sum(slot.cell_bytes for slot in during.slots)
+    assert rest == [2.0, 4.0, 6.0, 8.0, 10.0]
+    assert (value, 1 << 19 <= after.cell_bytes < 2 << 19) == (1.0, True)
+    assert [slot.cell_bytes for slot in after.slots] == [0, 0]
+    assert loader.statistics().cell_bytes == 0

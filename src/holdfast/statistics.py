@@ -22,6 +22,7 @@ class SlotStatistics:
     batch: int
     seconds: float
     queued: int
+    cell_bytes: int = 0  # shared memory that its worker's batches travel in
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Statistics:
     replaced: int = 0
     quarantined: int = 0
     incidents: int = 0
+    cell_bytes: int = 0  # shared memory of all batches, those too that you still hold after their worker is gone
     slots: tuple[SlotStatistics, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:

@@ -181,14 +181,17 @@ def _is_looked_at(root: npt.NDArray[np.uint8]) -> bool:
 class CellTable:
     """The trainer's side: the cells of one worker, mapped, and who looks at them."""
 
-    def __init__(self) -> None:
+    def __init__(self, tally: dict[int, int] | None = None) -> None:
         self._maps: dict[int, ctypes.Array[ctypes.c_ubyte]] = {}
+        self._tally = {} if tally is None else tally  # sizes of all cells that are mapped, this worker's and others'
         self._leases: dict[int, weakref.ref[Any]] = {}
         # Finalizers run in whatever thread drops the last view; append and popleft are atomic.
         self._freed: deque[int] = deque()
 
     def add(self, number: int, size: int, handle: memory.Handle) -> None:
-        self._maps[number] = memory.adopt(handle, size)
+        cell = self._maps[number] = memory.adopt(handle, size)
+        self._tally[id(cell)] = size
+        weakref.finalize(cell, self._tally.pop, id(cell), None).atexit = False
 
     def drop(self, number: int) -> None:
         self._maps.pop(number, None)

@@ -37,6 +37,7 @@ class Exchange:
         self._epoch_note: Any = None
         self._epoch_open: set[int] = set()  # slots that have yet to say that they began the epoch
         self._pending: list[News] = []
+        self._cells: dict[int, int] = {}  # every cell that is mapped here, and its size
 
     def launch(self) -> None:
         """Start what workers come from; raises what pickling the job raises."""
@@ -229,3 +230,10 @@ class Exchange:
     @property
     def pids(self) -> list[int]:
         return [worker.pid for worker in self._workers if worker is not None and worker.pid > 0]
+
+    def cell_bytes(self, slot: int | None = None) -> int:
+        """Shared memory in cells: of a slot's worker, or all that is mapped here."""
+        if slot is None:
+            return sum(list(self._cells.values()))
+        worker = self._workers[slot]
+        return 0 if worker is None else worker.table.bytes_held

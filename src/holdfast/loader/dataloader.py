@@ -131,6 +131,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             replaced=ledger.replaced + replaced,
             quarantined=len(ledger.quarantine),
             incidents=len(ledger.incidents),
+            cell_bytes=iterator.cell_bytes if iterator is not None else 0,
             slots=iterator.slot_statistics() if iterator is not None else (),
         )
 

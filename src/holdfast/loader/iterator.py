@@ -333,6 +333,10 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         """Whether another epoch can begin with these workers."""
         return not self._shutdown and not self._runner.torn and os.getpid() == self._owner
 
+    @property
+    def cell_bytes(self) -> int:
+        return self._engine.cell_bytes()
+
     def counts(self) -> tuple[int, int, int]:
         return self._machine.restarts, self._machine.retries, self._machine.replaced
 
@@ -350,6 +354,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
                     batch=in_hand.batch if in_hand else -1,
                     seconds=in_hand.seconds if in_hand else 0.0,
                     queued=len(slot.queue),
+                    cell_bytes=0 if self._shutdown else self._engine.cell_bytes(slot.number),
                 )
             )
         return tuple(rows)

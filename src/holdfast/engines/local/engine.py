@@ -29,6 +29,7 @@ from holdfast._system import channel as channels
 from holdfast._system import nameless, ownership, processes
 from holdfast._system.channel import Channel
 from holdfast._transport import wire
+from holdfast._transport.cells import CellTable
 from holdfast._transport.wire import Kind
 from holdfast._worker import failures, loop
 from holdfast.engines.exchange import Exchange, News
@@ -128,7 +129,8 @@ class LocalEngine(Exchange):
             always.callback(os.close, box_fd)
             stack_fd = nameless.descriptor(stacks.SIZE, "holdfast-stacks")
             on_error.callback(os.close, stack_fd)
-            worker = Worker(slot, incarnation, channel, BlackBox(nameless.attach(box_fd)), stack_fd)
+            box = BlackBox(nameless.attach(box_fd))
+            worker = Worker(slot, incarnation, channel, box, stack_fd, table=CellTable(self._cells))
             control.send(Kind.FORK, slot, incarnation, handles=(theirs.fileno(), bell, box_fd, stack_fd))
             on_error.pop_all()
         self._welcome(worker)

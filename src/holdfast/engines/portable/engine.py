@@ -29,6 +29,7 @@ from holdfast._capture.blackbox import BlackBox
 from holdfast._system import memory, ownership, processes
 from holdfast._system import portable_channel as channels
 from holdfast._system.portable_channel import PortableChannel
+from holdfast._transport.cells import CellTable
 from holdfast._transport.wire import Kind
 from holdfast._worker import failures
 from holdfast.engines.exchange import Exchange, News
@@ -120,7 +121,8 @@ class PortableEngine(Exchange):
             failure = failures.capture(error, Stage.STARTING)
             self._pending.append((r.PreparationFailed(slot, incarnation, -1, failure), None))
             return
-        worker = Worker(slot, incarnation, taken.channel, taken.box, taken.stack_fd, taken.process.pid)
+        table = CellTable(self._cells)
+        worker = Worker(slot, incarnation, taken.channel, taken.box, taken.stack_fd, taken.process.pid, table)
         self._processes[slot] = taken
         taken.watched = Watched()
         taken.channel.send(Kind.ASSIGN, slot, incarnation)
