@@ -196,4 +196,15 @@ def room_for(arena: Arena, shape: tuple[int, ...], dtype: torch.dtype) -> torch.
     if count == 0:
         return torch.empty(shape, dtype=dtype, device=_CPU)
     _, offset, _, root = arena.allocate(count * dtype.itemsize)
-    return torch.frombuffer(root, dtype=dtype, count=count, offset=offset).view(shape)
+    room = torch.frombuffer(root, dtype=dtype, count=count, offset=offset)
+    # In place, as in `_tensor`: a view could not be detached in place by a collate function.
+    return room if len(shape) == 1 else room.resize_(shape)
+
+
+def storage_for(arena: Arena, count: int, dtype: torch.dtype) -> torch.TypedStorage:
+    """The same for types that `torch.frombuffer` does not take."""
+    size = count * dtype.itemsize
+    if size == 0:
+        return _typed_storage(torch.UntypedStorage(0, device=_CPU), dtype)
+    _, offset, _, root = arena.allocate(size)
+    return _typed_storage(torch.frombuffer(root, dtype=torch.uint8, count=size, offset=offset), dtype)
