@@ -37,6 +37,9 @@ _FLAT = frozenset(
 )
 
 
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+
 def is_flat(dtype: torch.dtype) -> bool:
     """Whether tensors of this type can be made from plain bytes."""
     return _CODES[dtype] in _FLAT
@@ -100,8 +103,9 @@ def _reduce_tensor(packer: Packer, tensor: torch.Tensor) -> Any:
     storage = tensor.untyped_storage()
     size, whole = tensor.nbytes, storage.nbytes()
     code = _CODES[tensor.dtype]
-    if size * _WASTE < whole and size + 4096 < whole:
-        clone = tensor.detach().clone(memory_format=torch.preserve_format)
+    owner = packer.owners.get(storage._cdata)
+    if owner is None and size * _WASTE < whole and size + 4096 < whole:
+        clone = _compact(tensor.detach(), storage)
         if size == 0:
             return _empty, (code, tuple(clone.shape), clone.stride(), requires_grad)
         place = packer.place_memory(clone.data_ptr(), clone.untyped_storage().nbytes())
@@ -114,7 +118,6 @@ def _reduce_tensor(packer: Packer, tensor: torch.Tensor) -> Any:
             clone.stride(),
             requires_grad,
         )
-    owner = packer.owners.get(storage._cdata)
     if owner is None:
         if whole == 0:
             return _empty, (code, tuple(tensor.shape), tensor.stride(), requires_grad)
@@ -124,6 +127,14 @@ def _reduce_tensor(packer: Packer, tensor: torch.Tensor) -> Any:
             return _tensor, (packer.place_memory(storage.data_ptr(), size), code, tuple(tensor.shape), requires_grad)
         owner = _owner(packer, storage)
     return _view, (owner, code, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), requires_grad)
+
+
+def _compact(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+    """What a tensor looks at, without the rest of its storage; of integers in place of a type that cannot be copied."""
+    if _CODES[tensor.dtype] not in _FLAT:
+        bits = torch.empty(0, dtype=_BITS[tensor.dtype.itemsize], device=_CPU)
+        tensor = bits.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+    return tensor.clone(memory_format=torch.preserve_format)
 
 
 def _owner(packer: Packer, storage: torch.UntypedStorage) -> Any:
