@@ -84,7 +84,7 @@ class Packer:
 
     def place_memory(self, address: int, size: int) -> int:
         """Which place the bytes at an address travel in; copied into the arena unless they lie there already."""
-        found = self.arena.find(address, size)
+        found = self.arena.find(address, size) if size else (wire.INLINE, 0)
         if found is None:
             cell, offset, target, _ = self.arena.allocate(size)
             ctypes.memmove(target, address, size)
@@ -126,10 +126,12 @@ _extra_reducers: dict[type, Any] = reduction.ForkingPickler._extra_reducers  # t
 
 
 def _reduce_array(array: npt.NDArray[Any]) -> Any:
-    if not (array.flags.writeable and array.dtype.isnative):
-        # As torch's own loader has it: what arrives is the consumer's, to write to, in the machine's byte order.
+    plain = array.dtype.names is None
+    if not (array.flags.writeable and (array.dtype.isnative or not plain)):
+        # As torch's own loader has it: what arrives is the consumer's, to write to, in the machine's byte order
+        # (fields of records keep theirs).
         order: Any = "F" if array.flags.fnc else "C"
-        array = array.astype(array.dtype.newbyteorder("="), order=order, copy=True)
+        array = array.astype(array.dtype.newbyteorder("=") if plain else array.dtype, order=order, copy=True)
     return array.__reduce_ex__(5)
 
 
