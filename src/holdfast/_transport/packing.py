@@ -195,7 +195,9 @@ def unpack(
             now.opening = before
 
 
-def discard(parcel: wire.Parcel, table: CellTable) -> None:
-    """A result that nobody wants: its cells are free at once."""
-    for number in {cell for cell, _, _ in (*parcel.buffers, *parcel.places) if cell != wire.INLINE}:
+def discard(parcel: wire.Parcel, table: CellTable, roots: dict[int, npt.NDArray[np.uint8]] | None = None) -> None:
+    """A result that nobody wants: its cells are free at once; those in `roots` when nobody looks at them any more."""
+    leased = {} if roots is None else roots
+    for number in {cell for cell, _, _ in (*parcel.buffers, *parcel.places)}.difference(leased, (wire.INLINE,)):
         table.release(number)
+    leased.clear()

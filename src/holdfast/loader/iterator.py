@@ -196,7 +196,11 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             self._workers_num_tasks[slot] -= 1
             self._try_put_index()
             if problem is not None:
-                self._unreadable(seq, slot, problem)
+                concluded.payload.discard()
+                try:
+                    self._unreadable(seq, slot, problem)
+                finally:
+                    problem = None  # its traceback leads here: a cycle would keep the batch
                 continue
             self._door.forget(seq)
             if concluded.outcome is Outcome.DELIVERED:
@@ -229,7 +233,10 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             return
         self._ledger.errored += 1
         annotate(error, incident)
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # as above
 
     def _next_seq(self) -> int | None:
         """The batch whose turn it is, waiting for it; None when there is none left."""
