@@ -85,9 +85,13 @@ class Arena:
     def give_back(self, numbers: list[int]) -> None:
         """The trainer looks at these cells no longer."""
         for number in numbers:
-            cell = self._cells.get(number)
-            if cell is not None:
+            cell = self._cells.get(abs(number))
+            if cell is None:
+                continue
+            if number > 0:
                 self._free.append(cell)
+            else:  # a fork of the trainer may still look at it
+                self._drop(cell)
 
     def allocate(self, size: int) -> tuple[int, int, Address, npt.NDArray[np.uint8]]:
         """Room for `size` bytes: cell (-1: inline), offset in it, address, and the cell's bytes."""
@@ -180,6 +184,17 @@ def _is_looked_at(root: npt.NDArray[np.uint8]) -> bool:
     return sys.getrefcount(root) > _ALONE  # counted one call deep, as `_references` does
 
 
+# How often this process was forked.
+_forks = [0]
+
+
+def _count_fork() -> None:
+    _forks[0] += 1
+
+
+os.register_at_fork(after_in_parent=_count_fork)
+
+
 class CellTable:
     """The trainer's side: the cells of one worker, mapped, and who looks at them."""
 
@@ -199,13 +214,17 @@ class CellTable:
         self._maps.pop(number, None)
 
     def lease(self, number: int) -> npt.NDArray[np.uint8]:
-        """The bytes of a cell; when the last view of this array is gone, the cell is free."""
+        """The bytes of a cell; when the last view of this array is gone, the cell is free.
+
+        Not where this process was forked meanwhile: the copy may still look at it, and is never heard of again.
+        """
         root = np.frombuffer(memoryview(self._maps[number]), np.uint8)
         leases, freed = self._leases, self._freed
+        forks = _forks[0]
 
         def end(_: weakref.ref[Any]) -> None:
             leases.pop(number, None)
-            freed.append(number)
+            freed.append(number if forks == _forks[0] else -number)
 
         leases[number] = weakref.ref(root, end)
         return root
@@ -215,10 +234,14 @@ class CellTable:
         self._freed.append(number)
 
     def take_freed(self) -> list[int]:
+        """Cells that nobody looks at any more; below zero those that the worker is not to use again."""
         freed = self._freed
         numbers = []
         while freed:
-            numbers.append(freed.popleft())
+            number = freed.popleft()
+            if number < 0:
+                self.drop(-number)
+            numbers.append(number)
         return numbers
 
     @property
