@@ -93,6 +93,16 @@ class Arena:
             else:  # a fork of the trainer may still look at it
                 self._drop(cell)
 
+    def forget(self) -> None:
+        """The epoch is over: keep no cell. What the next batches need is still known."""
+        self.begin()
+        for cell in self.made:
+            os.close(cell.fd)
+        self.made.clear()
+        self.dropped.clear()
+        self._free.clear()
+        self._cells.clear()
+
     def allocate(self, size: int) -> tuple[int, int, Address, npt.NDArray[np.uint8]]:
         """Room for `size` bytes: cell (-1: inline), offset in it, address, and the cell's bytes."""
         at = -(-self._scratch_used // ALIGNMENT) * ALIGNMENT
@@ -212,6 +222,12 @@ class CellTable:
 
     def drop(self, number: int) -> None:
         self._maps.pop(number, None)
+
+    def forget(self) -> bool:
+        """Keep no cell, as the worker will not either; whether there was any. Leases last as long as their views."""
+        some = bool(self._maps)
+        self._maps.clear()
+        return some
 
     def lease(self, number: int) -> npt.NDArray[np.uint8]:
         """The bytes of a cell; when the last view of this array is gone, the cell is free.

@@ -27,6 +27,7 @@ class Kind(enum.IntEnum):
     TASK = 2
     EPOCH = 3
     ANSWER = 4
+    REST = 5
     # worker → trainer
     READY = 16
     RESULT = 17

@@ -171,6 +171,8 @@ def main(channel: Channel, box_fd: int, stack_fd: int, load: Callable[[], Job], 
                     return
                 desk.last_random = desk.randomness.read()
                 channel.send(Kind.EPOCH_BEGUN, frame.seq, parts=[kept])
+            elif frame.kind == Kind.REST:
+                arena.forget()
     except EOFError:
         box.enter(Stage.LEAVING)
 

@@ -175,7 +175,9 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         while True:
             seq = self._next_seq()
             if seq is None:
-                if not self._persistent_workers:
+                if self._persistent_workers:
+                    self._engine.rest()
+                else:
                     self._shutdown_workers()
                 raise StopIteration
             concluded = self._runner.concluded[seq]
