@@ -92,7 +92,7 @@ def _reduce_tensor(packer: Packer, tensor: torch.Tensor) -> Any:
         or tensor._backward_hooks
         or tensor.__dict__
     ):
-        return tensor.__reduce_ex__(5)
+        return _mended(tensor.__reduce_ex__(5))
     requires_grad = tensor.requires_grad
     if requires_grad and not tensor.is_leaf:
         raise RuntimeError(
@@ -127,6 +127,14 @@ def _reduce_tensor(packer: Packer, tensor: torch.Tensor) -> Any:
             return _tensor, (packer.place_memory(storage.data_ptr(), size), code, tuple(tensor.shape), requires_grad)
         owner = _owner(packer, storage)
     return _view, (owner, code, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), requires_grad)
+
+
+def _mended(reduced: Any) -> Any:
+    """torch's own way to take a tensor apart, with our way to put it together where its own serves torch.load only."""
+    function, arguments, *rest = reduced
+    if function is torch._tensor._rebuild_from_type_v2 and arguments[0] in _INSTEAD:
+        return function, (_INSTEAD[arguments[0]], *arguments[1:]), *rest
+    return _INSTEAD.get(function, function), arguments, *rest
 
 
 def _compact(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
@@ -194,6 +202,31 @@ def _storage_of(owner: torch.Tensor | torch.UntypedStorage) -> torch.UntypedStor
 
 def _typed_storage(owner: torch.Tensor | torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStorage:
     return torch.TypedStorage(wrap_storage=_storage_of(owner), dtype=dtype, _internal=True)
+
+
+def _newer_dtype(storage: torch.UntypedStorage, *arguments: Any) -> torch.Tensor:
+    """torch's looks for a typed storage."""
+    rebuilt: torch.Tensor = torch._utils._rebuild_tensor_v3(_typed_storage(storage, torch.uint8), *arguments)
+    return rebuilt
+
+
+def _sparse(layout: torch.layout, parts: tuple[Any, ...]) -> torch.Tensor:
+    """torch's puts each one into a list, to be checked at the end of torch.load; here it would stay for ever."""
+    if layout is torch.sparse_coo:
+        indices, values, size, coalesced = parts
+        return torch.sparse_coo_tensor(
+            indices, values, size, device=values.device, is_coalesced=coalesced, check_invariants=False
+        )
+    compressed, plain, values, size = parts
+    return torch.sparse_compressed_tensor(
+        compressed, plain, values, size, layout=layout, device=values.device, check_invariants=False
+    )
+
+
+_INSTEAD: dict[Any, Callable[..., torch.Tensor]] = {
+    torch._utils._rebuild_tensor_v3: _newer_dtype,
+    torch._utils._rebuild_sparse_tensor: _sparse,
+}
 
 
 # ---------------------------------------------------------------- in the worker, while collating
