@@ -159,6 +159,9 @@ class Arena:
         self._free = keep
         if found is not None:
             return found
+        if self._free:
+            # One goes for one that comes: sizes that grow little by little would pile them up.
+            self._drop(self._free.pop(0))
         self._count += 1
         cell = WorkerCell(self._count, -(-wanted // _GRAIN) * _GRAIN)
         self._cells[cell.number] = cell
