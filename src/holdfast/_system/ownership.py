@@ -33,4 +33,5 @@ def _abandon_all() -> None:
     _owned.clear()
 
 
-os.register_at_fork(after_in_child=_abandon_all)
+if hasattr(os, "register_at_fork"):  # where there is no fork, nothing is inherited by one
+    os.register_at_fork(after_in_child=_abandon_all)

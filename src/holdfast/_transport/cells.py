@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import sys
 import weakref
 from collections import deque
@@ -84,9 +85,23 @@ class Arena:
     def give_back(self, numbers: list[int]) -> None:
         """The trainer looks at these cells no longer."""
         for number in numbers:
-            cell = self._cells.get(number)
-            if cell is not None:
+            cell = self._cells.get(abs(number))
+            if cell is None:
+                continue
+            if number > 0:
                 self._free.append(cell)
+            else:  # a fork of the trainer may still look at it
+                self._drop(cell)
+
+    def forget(self) -> None:
+        """The epoch is over: keep no cell. What the next batches need is still known."""
+        self.begin()
+        for cell in self.made:
+            memory.discard(cell.handle)
+        self.made.clear()
+        self.dropped.clear()
+        self._free.clear()
+        self._cells.clear()
 
     def allocate(self, size: int) -> tuple[int, int, Address, npt.NDArray[np.uint8]]:
         """Room for `size` bytes: cell (-1: inline), offset in it, address, and the cell's bytes."""
@@ -143,6 +158,9 @@ class Arena:
         self._free = keep
         if found is not None:
             return found
+        if self._free:
+            # One goes for one that comes: sizes that grow little by little would pile them up.
+            self._drop(self._free.pop(0))
         self._count += 1
         cell = WorkerCell(self._count, -(-wanted // _GRAIN) * _GRAIN)
         self._cells[cell.number] = cell
@@ -178,6 +196,18 @@ def _is_looked_at(root: npt.NDArray[np.uint8]) -> bool:
     return sys.getrefcount(root) > _ALONE  # counted one call deep, as `_references` does
 
 
+# How often this process was forked.
+_forks = [0]
+
+
+def _count_fork() -> None:
+    _forks[0] += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_parent=_count_fork)
+
+
 class CellTable:
     """The trainer's side: the cells of one worker, mapped, and who looks at them."""
 
@@ -196,14 +226,24 @@ class CellTable:
     def drop(self, number: int) -> None:
         self._maps.pop(number, None)
 
+    def forget(self) -> bool:
+        """Keep no cell, as the worker will not either; whether there was any. Leases last as long as their views."""
+        some = bool(self._maps)
+        self._maps.clear()
+        return some
+
     def lease(self, number: int) -> npt.NDArray[np.uint8]:
-        """The bytes of a cell; when the last view of this array is gone, the cell is free."""
+        """The bytes of a cell; when the last view of this array is gone, the cell is free.
+
+        Not where this process was forked meanwhile: the copy may still look at it, and is never heard of again.
+        """
         root = np.frombuffer(memoryview(self._maps[number]), np.uint8)
         leases, freed = self._leases, self._freed
+        forks = _forks[0]
 
         def end(_: weakref.ref[Any]) -> None:
             leases.pop(number, None)
-            freed.append(number)
+            freed.append(number if forks == _forks[0] else -number)
 
         leases[number] = weakref.ref(root, end)
         return root
@@ -213,10 +253,14 @@ class CellTable:
         self._freed.append(number)
 
     def take_freed(self) -> list[int]:
+        """Cells that nobody looks at any more; below zero those that the worker is not to use again."""
         freed = self._freed
         numbers = []
         while freed:
-            numbers.append(freed.popleft())
+            number = freed.popleft()
+            if number < 0:
+                self.drop(-number)
+            numbers.append(number)
         return numbers
 
     @property

@@ -85,7 +85,7 @@ class Packer:
 
     def place_memory(self, address: int, size: int) -> int:
         """Which place the bytes at an address travel in; copied into the arena unless they lie there already."""
-        found = self.arena.find(address, size)
+        found = self.arena.find(address, size) if size else (wire.INLINE, 0)
         if found is None:
             cell, offset, target, _ = self.arena.allocate(size)
             ctypes.memmove(target, address, size)
@@ -127,10 +127,12 @@ _extra_reducers: dict[type, Any] = reduction.ForkingPickler._extra_reducers  # t
 
 
 def _reduce_array(array: npt.NDArray[Any]) -> Any:
-    if not (array.flags.writeable and array.dtype.isnative):
-        # As torch's own loader has it: what arrives is the consumer's, to write to, in the machine's byte order.
+    plain = array.dtype.names is None
+    if not (array.flags.writeable and (array.dtype.isnative or not plain)):
+        # As torch's own loader has it: what arrives is the consumer's, to write to, in the machine's byte order
+        # (fields of records keep theirs).
         order: Any = "F" if array.flags.fnc else "C"
-        array = array.astype(array.dtype.newbyteorder("="), order=order, copy=True)
+        array = array.astype(array.dtype.newbyteorder("=") if plain else array.dtype, order=order, copy=True)
     return array.__reduce_ex__(5)
 
 
@@ -194,7 +196,9 @@ def unpack(
             now.opening = before
 
 
-def discard(parcel: wire.Parcel, table: CellTable) -> None:
-    """A result that nobody wants: its cells are free at once."""
-    for number in {cell for cell, _, _ in (*parcel.buffers, *parcel.places) if cell != wire.INLINE}:
+def discard(parcel: wire.Parcel, table: CellTable, roots: dict[int, npt.NDArray[np.uint8]] | None = None) -> None:
+    """A result that nobody wants: its cells are free at once; those in `roots` when nobody looks at them any more."""
+    leased = {} if roots is None else roots
+    for number in {cell for cell, _, _ in (*parcel.buffers, *parcel.places)}.difference(leased, (wire.INLINE,)):
         table.release(number)
+    leased.clear()

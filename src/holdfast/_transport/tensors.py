@@ -37,6 +37,9 @@ _FLAT = frozenset(
 )
 
 
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+
 def is_flat(dtype: torch.dtype) -> bool:
     """Whether tensors of this type can be made from plain bytes."""
     return _CODES[dtype] in _FLAT
@@ -89,7 +92,7 @@ def _reduce_tensor(packer: Packer, tensor: torch.Tensor) -> Any:
         or tensor._backward_hooks
         or tensor.__dict__
     ):
-        return tensor.__reduce_ex__(5)
+        return _mended(tensor.__reduce_ex__(5))
     requires_grad = tensor.requires_grad
     if requires_grad and not tensor.is_leaf:
         raise RuntimeError(
@@ -100,8 +103,9 @@ def _reduce_tensor(packer: Packer, tensor: torch.Tensor) -> Any:
     storage = tensor.untyped_storage()
     size, whole = tensor.nbytes, storage.nbytes()
     code = _CODES[tensor.dtype]
-    if size * _WASTE < whole and size + 4096 < whole:
-        clone = tensor.detach().clone(memory_format=torch.preserve_format)
+    owner = packer.owners.get(storage._cdata)
+    if owner is None and size * _WASTE < whole and size + 4096 < whole:
+        clone = _compact(tensor.detach(), storage)
         if size == 0:
             return _empty, (code, tuple(clone.shape), clone.stride(), requires_grad)
         place = packer.place_memory(clone.data_ptr(), clone.untyped_storage().nbytes())
@@ -114,7 +118,6 @@ def _reduce_tensor(packer: Packer, tensor: torch.Tensor) -> Any:
             clone.stride(),
             requires_grad,
         )
-    owner = packer.owners.get(storage._cdata)
     if owner is None:
         if whole == 0:
             return _empty, (code, tuple(tensor.shape), tensor.stride(), requires_grad)
@@ -124,6 +127,22 @@ def _reduce_tensor(packer: Packer, tensor: torch.Tensor) -> Any:
             return _tensor, (packer.place_memory(storage.data_ptr(), size), code, tuple(tensor.shape), requires_grad)
         owner = _owner(packer, storage)
     return _view, (owner, code, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), requires_grad)
+
+
+def _mended(reduced: Any) -> Any:
+    """torch's own way to take a tensor apart, with our way to put it together where its own serves torch.load only."""
+    function, arguments, *rest = reduced
+    if function is torch._tensor._rebuild_from_type_v2 and arguments[0] in _INSTEAD:
+        return function, (_INSTEAD[arguments[0]], *arguments[1:]), *rest
+    return _INSTEAD.get(function, function), arguments, *rest
+
+
+def _compact(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+    """What a tensor looks at, without the rest of its storage; of integers in place of a type that cannot be copied."""
+    if _CODES[tensor.dtype] not in _FLAT:
+        bits = torch.empty(0, dtype=_BITS[tensor.dtype.itemsize], device=_CPU)
+        tensor = bits.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+    return tensor.clone(memory_format=torch.preserve_format)
 
 
 def _owner(packer: Packer, storage: torch.UntypedStorage) -> Any:
@@ -185,6 +204,31 @@ def _typed_storage(owner: torch.Tensor | torch.UntypedStorage, dtype: torch.dtyp
     return torch.TypedStorage(wrap_storage=_storage_of(owner), dtype=dtype, _internal=True)
 
 
+def _newer_dtype(storage: torch.UntypedStorage, *arguments: Any) -> torch.Tensor:
+    """torch's looks for a typed storage."""
+    rebuilt: torch.Tensor = torch._utils._rebuild_tensor_v3(_typed_storage(storage, torch.uint8), *arguments)
+    return rebuilt
+
+
+def _sparse(layout: torch.layout, parts: tuple[Any, ...]) -> torch.Tensor:
+    """torch's puts each one into a list, to be checked at the end of torch.load; here it would stay for ever."""
+    if layout is torch.sparse_coo:
+        indices, values, size, coalesced = parts
+        return torch.sparse_coo_tensor(
+            indices, values, size, device=values.device, is_coalesced=coalesced, check_invariants=False
+        )
+    compressed, plain, values, size = parts
+    return torch.sparse_compressed_tensor(
+        compressed, plain, values, size, layout=layout, device=values.device, check_invariants=False
+    )
+
+
+_INSTEAD: dict[Any, Callable[..., torch.Tensor]] = {
+    torch._utils._rebuild_tensor_v3: _newer_dtype,
+    torch._utils._rebuild_sparse_tensor: _sparse,
+}
+
+
 # ---------------------------------------------------------------- in the worker, while collating
 
 
@@ -196,4 +240,15 @@ def room_for(arena: Arena, shape: tuple[int, ...], dtype: torch.dtype) -> torch.
     if count == 0:
         return torch.empty(shape, dtype=dtype, device=_CPU)
     _, offset, _, root = arena.allocate(count * dtype.itemsize)
-    return torch.frombuffer(root, dtype=dtype, count=count, offset=offset).view(shape)
+    room = torch.frombuffer(root, dtype=dtype, count=count, offset=offset)
+    # In place, as in `_tensor`: a view could not be detached in place by a collate function.
+    return room if len(shape) == 1 else room.resize_(shape)
+
+
+def storage_for(arena: Arena, count: int, dtype: torch.dtype) -> torch.TypedStorage:
+    """The same for types that `torch.frombuffer` does not take."""
+    size = count * dtype.itemsize
+    if size == 0:
+        return _typed_storage(torch.UntypedStorage(0, device=_CPU), dtype)
+    _, offset, _, root = arena.allocate(size)
+    return _typed_storage(torch.frombuffer(root, dtype=torch.uint8, count=size, offset=offset), dtype)

@@ -28,6 +28,7 @@ class Kind(enum.IntEnum):
     EPOCH = 3
     ANSWER = 4
     ASSIGN = 5
+    REST = 6
     # worker → trainer
     READY = 16
     RESULT = 17

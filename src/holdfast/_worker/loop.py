@@ -185,6 +185,8 @@ def main(
                     return
                 desk.last_random = desk.randomness.read()
                 channel.send(Kind.EPOCH_BEGUN, frame.seq, parts=[kept])
+            elif frame.kind == Kind.REST:
+                arena.forget()
     except EOFError:
         box.enter(Stage.LEAVING)
 

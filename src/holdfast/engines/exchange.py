@@ -90,6 +90,12 @@ class Exchange:
         if worker.channel.congested:
             self._mind_congestion(worker)
 
+    def rest(self) -> None:
+        """The epoch is over, and nothing is under way: give the memory back that batches travelled in."""
+        for worker in self._workers:
+            if worker is not None and worker.status is None and worker.table.forget():
+                worker.channel.send(Kind.REST)
+
     def answer(self, slot: int, incarnation: int, decision: Decision) -> None:
         worker = self._worker(slot, incarnation)
         if worker is not None:

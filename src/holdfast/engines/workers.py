@@ -36,7 +36,7 @@ class Result:
         return packing.unpack(self._parcel, self._body, self._table, self._roots)
 
     def discard(self) -> None:
-        packing.discard(self._parcel, self._table)
+        packing.discard(self._parcel, self._table, self._roots)
 
 
 @dataclass

@@ -23,16 +23,14 @@ def install(arena: Arena) -> None:
 
     def collate_tensor(batch: Any, *, collate_fn_map: Any = None) -> Any:
         first = batch[0]
-        if (
-            type(first) is not torch.Tensor
-            or first.device.type != "cpu"
-            or first.layout is not torch.strided
-            or first.is_nested
-            or not tensors.is_flat(first.dtype)
-        ):
+        if first.device.type != "cpu" or first.layout is not torch.strided or first.is_nested:
             return _plain(batch, collate_fn_map=collate_fn_map)
         shape = (len(batch), *first.shape)
-        return torch.stack(batch, 0, out=tensors.room_for(arena, shape, first.dtype))
+        if type(first) is torch.Tensor and tensors.is_flat(first.dtype):
+            return torch.stack(batch, 0, out=tensors.room_for(arena, shape, first.dtype))
+        # As torch has it, subclasses included, but not in /dev/shm, where torch would put it.
+        storage = tensors.storage_for(arena, sum(item.numel() for item in batch), first.dtype)
+        return torch.stack(batch, 0, out=first.new(storage).resize_(shape))
 
     if torch_collate.default_collate_fn_map.get(torch.Tensor) is _plain:
         torch_collate.default_collate_fn_map[torch.Tensor] = collate_tensor

@@ -186,7 +186,9 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         while True:
             seq = self._next_seq()
             if seq is None:
-                if not self._persistent_workers:
+                if self._persistent_workers:
+                    self._engine.rest()
+                else:
                     self._shutdown_workers()
                 raise StopIteration
             concluded = self._runner.concluded[seq]
@@ -199,8 +201,12 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
                     problem = error
             slot = self._book(seq, concluded.outcome)
             if problem is not None:
+                concluded.payload.discard()
                 self._draw_owed()
-                self._unreadable(seq, slot, problem)
+                try:
+                    self._unreadable(seq, slot, problem)
+                finally:
+                    problem = None  # its traceback leads here: a cycle would keep the batch
             elif concluded.outcome is Outcome.DELIVERED:
                 return self._give()
             else:
@@ -263,7 +269,10 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             return
         self._ledger.errored += 1
         annotate(error, incident)
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # as above
 
     def _next_seq(self) -> int | None:
         """The batch whose turn it is, waiting for it; None when there is none left."""

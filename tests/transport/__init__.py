@@ -1,0 +1,1 @@
+"""What the transport promises, through real loaders and real workers."""

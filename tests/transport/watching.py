@@ -1,0 +1,66 @@
+"""Looks at a process from outside: the cells it has mapped, what a program of its own prints.
+
+Reads   /proc.
+Writes  nothing.
+Never   the library's own count of anything.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+PROGRAMS = Path(__file__).with_name("programs")
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """The cells that a process has mapped."""
+
+    inodes: frozenset[int]
+    size_bytes: int
+
+    def __len__(self) -> int:
+        return len(self.inodes)
+
+
+NOTHING = Mapped(frozenset(), 0)
+
+
+def mapped_cells(pid: int | str = "self") -> Mapped:
+    inodes, size = set(), 0
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        if "memfd:holdfast-cell" in line:
+            addresses, _, _, _, inode, *_ = line.split()
+            begin, end = (int(address, 16) for address in addresses.split("-"))
+            inodes.add(int(inode))
+            size += end - begin
+    return Mapped(frozenset(inodes), size)
+
+
+def wait_until(condition: Callable[[], bool], deadline_s: float = 10.0) -> bool:
+    """Whether a condition came true before the deadline."""
+    give_up_at = time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() > give_up_at:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def run_program(name: str, *arguments: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """A program of `programs/` in an interpreter of its own."""
+    tests = str(Path(__file__).parent.parent)
+    path = os.pathsep.join(entry for entry in [tests, *sys.path] if entry)
+    return subprocess.run(
+        [*before, sys.executable, str(PROGRAMS / name), *arguments],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
