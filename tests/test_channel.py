@@ -468,6 +468,20 @@ def test_what_waited_in_the_outbox_wakes_the_reader():
     assert [frame.seq for frame in frames] == list(range(count))
 
 
+def test_a_quiet_message_wakes_nobody_and_comes_with_the_next():
+    """What can wait must not cost a wake-up."""
+    with with_bell() as (waiting, ringing), reader_of(waiting) as (frames, thread):
+        wait_until(lambda: is_asleep(thread))
+        ringing.send_quietly(7, 1, [b"later"])
+        quiet = not select.select([ringing._bell], [], [], 0)[0]
+        ringing.send(1, 2)
+        wait_until(lambda: len(frames) == 2)
+        ringing.close()
+
+    assert quiet
+    assert [(frame.kind, frame.seq) for frame in frames] == [(7, 0), (1, 2)]
+
+
 def test_a_bell_for_what_was_read_already_harms_nothing():
     """Two messages may come with one read; the second ring then finds nothing, and the third message is read."""
     with with_bell() as (waiting, ringing):

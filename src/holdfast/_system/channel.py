@@ -142,6 +142,14 @@ class Channel:
             else:
                 self._outbox.append((rest, ()))
 
+    def send_quietly(self, kind: int, extra: int, parts: Sequence[Bytes]) -> None:
+        """Send something that is read with the next message, and wakes nobody."""
+        bell, self._bell = self._bell, -1
+        try:
+            self.send(kind, 0, extra, parts)
+        finally:
+            self._bell = bell
+
     def _ring(self) -> None:
         if self._bell >= 0 and not self._blocking:
             os.eventfd_write(self._bell, 1)
@@ -173,8 +181,8 @@ class Channel:
 
     # ------------------------------------------------------------ receiving
 
-    def receive(self) -> list[Frame]:
-        """The whole messages that one read brings.
+    def receive(self, *, wait: bool = True) -> list[Frame]:
+        """The whole messages that one read brings; an end that blocks waits for them, unless told not to.
 
         [] also for half a message, for nothing just now (`drained`) and at the end (`closed`).
         """
@@ -183,7 +191,7 @@ class Channel:
                 count = self._read()
                 break
             except BlockingIOError:
-                if not self._blocking:
+                if not (self._blocking and wait):
                     self.drained = True
                     return []
                 self._wait()

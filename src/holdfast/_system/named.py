@@ -28,7 +28,8 @@ _kept: dict[str, mmap.mmap] = {}  # Windows: a segment goes with its last map, s
 def create(size: int, name: str = "holdfast") -> Handle:
     """The name of `size` bytes of fresh, zeroed shared memory."""
     while True:
-        handle = f"/{_PREFIX}-{os.getpid()}-{next(_numbers)}"  # macOS allows 31 characters
+        kind = name.rpartition("-")[2][:1]  # cell, box, message
+        handle = f"/{_PREFIX}-{os.getpid()}-{next(_numbers)}{kind}"  # macOS allows 31 characters
         try:
             if _WINDOWS:
                 _kept[handle] = mmap.mmap(-1, max(1, size), tagname=handle)  # type: ignore[call-arg]

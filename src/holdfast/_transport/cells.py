@@ -19,6 +19,7 @@ import os
 import sys
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from holdfast._system.channel import INLINE_LIMIT
 
 ALIGNMENT = 64
 _GRAIN = 1 << 16
+_IDLE_TAKES = 16
 # Up to this size a batch goes inside its message: copying it twice costs less than a lease.
 INLINE_ROOM = INLINE_LIMIT - (1 << 13)
 
@@ -54,10 +56,12 @@ class Arena:
         self._cells: dict[int, WorkerCell] = {}
         self._free: list[WorkerCell] = []
         self._count = 0
+        self._idle = 0  # how many batches in a row found more cells than they took
         self._hint = 0  # what the last large batches needed
         self._current: WorkerCell | None = None
         self._current_used = 0
         self._large_used = 0
+        self.news: Callable[[], list[int]] = list  # asked for cells that came back, before another is made
         self.used: list[WorkerCell] = []
         self.made: list[WorkerCell] = []
         self.dropped: list[int] = []
@@ -145,6 +149,8 @@ class Arena:
 
     def _take(self, size: int) -> WorkerCell:
         wanted = max(size + ALIGNMENT, self._hint if not self.used else 2 * self._large_used)
+        if not self._free:
+            self.give_back(self.news())
         self._free.sort(key=lambda cell: cell.size)
         keep = []
         found = None
@@ -157,7 +163,12 @@ class Arena:
                 keep.append(cell)
         self._free = keep
         if found is not None:
+            self._idle = self._idle + 1 if keep else 0
+            if self._idle >= _IDLE_TAKES:  # so many batches did without it
+                self._idle = 0
+                self._drop(keep.pop())
             return found
+        self._idle = 0
         if self._free:
             # One goes for one that comes: sizes that grow little by little would pile them up.
             self._drop(self._free.pop(0))
@@ -251,6 +262,10 @@ class CellTable:
     def release(self, number: int) -> None:
         """A cell that nobody ever looked at."""
         self._freed.append(number)
+
+    @property
+    def has_freed(self) -> bool:
+        return bool(self._freed)
 
     def take_freed(self) -> list[int]:
         """Cells that nobody looks at any more; below zero those that the worker is not to use again."""

@@ -29,6 +29,7 @@ class Kind(enum.IntEnum):
     ANSWER = 4
     ASSIGN = 5
     REST = 6
+    FREED = 7
     # worker → trainer
     READY = 16
     RESULT = 17

@@ -9,16 +9,18 @@ Never   decides what a fault means beyond its plain policy; never outlives its z
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from holdfast._capture import blackbox, crash, stacks
+from holdfast._capture import crash, stacks
 from holdfast._capture.blackbox import BlackBox
-from holdfast._system import memory, processes
+from holdfast._system import processes
 from holdfast._system.channel import Channel, Frame
 from holdfast._transport import packing, wire
 from holdfast._transport.cells import Arena
@@ -84,6 +86,8 @@ class Desk:
         self._channel = channel
         self._packer = packing.Packer(arena)
         self._waiting: deque[Frame] = deque()
+        self._thread = threading.get_ident()
+        arena.news = self._freed_meanwhile
 
     def send_batch(self, seq: int, batch: Any) -> None:
         """Pack and send a finished batch; raises what pickling raises, with nothing sent."""
@@ -128,6 +132,17 @@ class Desk:
         self.last_random = state
         self.box.keep_random_state(seq, state)
 
+    def _freed_meanwhile(self) -> list[int]:
+        """Cells that came back while a task was worked on: by messages that wait in the socket or behind others."""
+        if threading.get_ident() != self._thread:  # user code that collates in a thread of its own
+            return []
+        waiting = self._waiting
+        waiting.extend(self._channel.receive(wait=False))
+        freed = [frame for frame in waiting if frame.kind == Kind.FREED]
+        for frame in freed:
+            waiting.remove(frame)
+        return [number for frame in freed for number in wire.unpack_numbers(frame.body, frame.extra)]
+
     def keep(self, frames: Sequence[Frame]) -> None:
         self._waiting.extend(frames)
 
@@ -141,14 +156,14 @@ class Desk:
 
 def main(
     channel: Channel,
-    box_handle: memory.Handle,
+    mapped: ctypes.Array[ctypes.c_ubyte],
     stack_fd: int,
     load: Callable[[], Job],
     slot: int,
     early: Sequence[Frame] = (),
 ) -> None:
-    """Run in a process of its own until the trainer closes the channel. `early`: what it has sent already."""
-    mapped = memory.adopt(box_handle, blackbox.SIZE)
+    """Run in a process of its own until the trainer closes the channel. `mapped`: the black box's memory; `early`:
+    what the trainer has sent already."""
     box = BlackBox(mapped)
     box.begin(os.getpid())
     stacks.install(stack_fd)
@@ -185,6 +200,8 @@ def main(
                     return
                 desk.last_random = desk.randomness.read()
                 channel.send(Kind.EPOCH_BEGUN, frame.seq, parts=[kept])
+            elif frame.kind == Kind.FREED:
+                arena.give_back(wire.unpack_numbers(frame.body, frame.extra))
             elif frame.kind == Kind.REST:
                 arena.forget()
     except EOFError:

@@ -89,6 +89,16 @@ class Exchange:
         worker.channel.send(Kind.TASK, seq, extra, [wire.pack_numbers(freed), body] if freed else [body])
         if worker.channel.congested:
             self._mind_congestion(worker)
+        self._return_cells()
+
+    def _return_cells(self) -> None:
+        """Before waiting: tell workers which cells are free again, so that they make no others. It wakes nobody."""
+        for worker in self._workers:
+            if worker is not None and worker.table.has_freed and not worker.channel.congested:
+                freed = worker.table.take_freed()
+                worker.channel.send_quietly(Kind.FREED, len(freed), [wire.pack_numbers(freed)])
+                if worker.channel.congested:
+                    self._mind_congestion(worker)
 
     def rest(self) -> None:
         """The epoch is over, and nothing is under way: give the memory back that batches travelled in."""

@@ -149,6 +149,7 @@ class LocalEngine(Exchange):
             timeout_s = 0.0
         elif self._hung_up:
             timeout_s = min(timeout_s if timeout_s is not None else 0.2, 0.2)
+        self._return_cells()
         return self._poller.poll(-1 if timeout_s is None else timeout_s)
 
     def take_events(self, ready: Any) -> Sequence[News]:

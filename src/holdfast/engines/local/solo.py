@@ -18,7 +18,7 @@ from collections.abc import Callable
 from multiprocessing import forkserver, spawn, util
 from typing import Any
 
-from holdfast._system import processes
+from holdfast._system import nameless, processes
 from holdfast._system.channel import Channel
 from holdfast._transport.wire import Kind, dump
 from holdfast._worker import failures
@@ -66,7 +66,10 @@ def main(fd: int) -> None:
         channel.send(Kind.UNPREPARED, 0, 0, [dump(failures.capture(error, Stage.PREPARING))])
         os._exit(1)
     process = multiprocessing.Process(
-        target=entry, args=(channel, box_fd, stack_fd, payload.load, slot), name=f"Worker-{slot}", daemon=True
+        target=entry,
+        args=(channel, nameless.adopt(box_fd), stack_fd, payload.load, slot),
+        name=f"Worker-{slot}",
+        daemon=True,
     )
     process._parent_pid = zygote  # type: ignore[attr-defined]
     code = process._bootstrap(parent_sentinel=None)  # type: ignore[attr-defined]

@@ -43,7 +43,7 @@ _NO_PROCESS = (
     "\n(no process can be started: raise the limit with `ulimit -u`, or the container's of processes or memory)"
 )
 
-Entry = Callable[[Channel, int, int, Any, int], None]
+Entry = Callable[[Channel, Any, int, Any, int], None]
 
 
 @dataclass
@@ -232,7 +232,7 @@ class Zygote:
             channel = Channel(socket.socket(fileno=socket_fd), blocking=True, owned=True, bell=bell_fd)
             process = multiprocessing.Process(
                 target=self._entry,
-                args=(channel, box_fd, stack_fd, self._payload.load, slot),
+                args=(channel, nameless.adopt(box_fd), stack_fd, self._payload.load, slot),
                 name=f"Worker-{slot}",
                 daemon=True,
             )

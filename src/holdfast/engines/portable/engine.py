@@ -142,6 +142,7 @@ class PortableEngine(Exchange):
         limit = 0.0 if self._pending else self._watch.interval_s
         if any(worker is not None and worker.channel.congested for worker in self._workers):
             limit = min(limit, _CONGESTED_S)
+        self._return_cells()
         things: list[Any] = []
         for worker in self._workers:
             if worker is not None:
@@ -200,12 +201,12 @@ class PortableEngine(Exchange):
         pid = held.process.pid
         if by_force:
             processes.kill_group(pid)
+        memory.discard(held.box_handle)
+        with contextlib.suppress(OSError):
+            os.unlink(held.stack_path)
         held.channel.close()
         held.box.release()
         os.close(held.stack_fd)
-        with contextlib.suppress(OSError):
-            os.unlink(held.stack_path)
-        memory.discard(held.box_handle)
         if held.process.exitcode is None:
             held.process.kill()
             held.process.join(2.0)

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from multiprocessing import connection
 from typing import Any
 
-from holdfast._system import processes
+from holdfast._capture import blackbox
+from holdfast._system import memory, processes
 from holdfast._system.memory import Handle
 from holdfast._system.portable_channel import PortableChannel
 from holdfast._transport.wire import Kind
@@ -28,6 +29,7 @@ def main(sock: socket.socket, box: Handle, stack_path: str, payload: Payload) ->
     """In a process of its own, until the trainer hangs up or dies."""
     processes.lead_own_group()
     _leave_with_trainer()
+    mapped = memory.adopt(box, blackbox.SIZE)
     stack_fd = os.open(stack_path, os.O_WRONLY | os.O_APPEND)
     with contextlib.suppress(OSError):
         os.unlink(stack_path)  # the trainer has it open; where that forbids it, the trainer removes it
@@ -39,7 +41,7 @@ def main(sock: socket.socket, box: Handle, stack_path: str, payload: Payload) ->
     if not frames:
         return
     assert frames[0].kind == Kind.ASSIGN
-    loop.main(channel, box, stack_fd, load, frames[0].seq, frames[1:])
+    loop.main(channel, mapped, stack_fd, load, frames[0].seq, frames[1:])
 
 
 def _loaded(payload: Payload) -> Callable[[], Any]:
