@@ -486,7 +486,7 @@ def test_a_cell_that_nobody_needs_any_more_is_given_back(link):
     held = [link.carry(pattern(LARGE, n)) for n in range(3)]
     most = link.table.bytes_held
     del held
-    for n in range(60):
+    for n in range(200):
         link.carry(pattern(LARGE, n))
 
     assert most == 3 * link.table.bytes_held

@@ -30,7 +30,7 @@ from holdfast._system.channel import INLINE_LIMIT
 
 ALIGNMENT = 64
 _GRAIN = 1 << 16
-_IDLE_TAKES = 16
+_IDLE_TAKES = 64  # making one again costs a page fault per page
 # Up to this size a batch goes inside its message: copying it twice costs less than a lease.
 INLINE_ROOM = INLINE_LIMIT - (1 << 13)
 
