@@ -115,6 +115,11 @@ class BlackBox:
         return InHand(Stage(stage), batch, position, max(0.0, seconds), None if stand_in < 0 else stand_in)
 
     @property
+    def pid(self) -> int:
+        """Whose box it is; 0 before it has begun."""
+        return self.words[_PID]
+
+    @property
     def is_starting(self) -> bool:
         return self.words[_STAGE] in (Stage.STARTING, Stage.PREPARING, Stage.FORWARDING)
 

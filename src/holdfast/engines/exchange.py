@@ -235,7 +235,9 @@ class Exchange:
         if worker is None:
             return None, None
         try:
-            return (worker.pid if worker.pid > 0 else None), worker.box.in_hand()
+            # The worker writes its pid into its box before the zygote's word of it is read here.
+            pid = worker.pid if worker.pid > 0 else worker.box.pid
+            return (pid if pid > 0 else None), worker.box.in_hand()
         except ValueError:  # another thread is just putting it away
             return None, None
 
