@@ -89,7 +89,8 @@ class Exchange:
         worker.channel.send(Kind.TASK, seq, extra, [wire.pack_numbers(freed), body] if freed else [body])
         if worker.channel.congested:
             self._mind_congestion(worker)
-        self._return_cells()
+        if self._cells:
+            self._return_cells()
 
     def _return_cells(self) -> None:
         """Before waiting: tell workers which cells are free again, so that they make no others. It wakes nobody."""
