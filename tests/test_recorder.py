@@ -396,7 +396,7 @@ def test_the_next_handler_sees_a_signal_that_was_sent_as_it_was_sent(box):
         ctypes.CDLL(None).sigaction(signal.SIGABRT, ctypes.byref(action), None)
         crash.install(box.mapped)
         os.kill(os.getpid(), signal.SIGABRT)
-        time.sleep(30)
+        time.sleep(30)  # until it dies; ends by itself if it does not
 
     ended = box.dies(be_killed, minded=False)
 
@@ -438,7 +438,7 @@ def test_one_record_is_whole_when_many_threads_crash_at_once(box):
         for _ in range(count):
             threading.Thread(target=load, args=(ctypes.addressof(flag), WILD)).start()
         flag.value = 1
-        time.sleep(30)
+        time.sleep(30)  # until it dies; ends by itself if it does not
 
     ended = box.dies(all_at_once, minded=False)  # with faulthandler below, others would be slower to die
 

@@ -207,4 +207,4 @@ def test_nothing_is_left_when_the_loop_is_left(tmp_path):
     deadline = time.monotonic() + 10
     while left := [name for name in os.listdir("/dev/shm") if name.startswith(f"hf-{os.getpid()}-")]:
         assert time.monotonic() < deadline, left
-        time.sleep(0.01)
+        time.sleep(0.01)  # between two looks, with a deadline

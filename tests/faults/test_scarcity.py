@@ -71,7 +71,7 @@ def test_an_epoch_goes_on_when_no_process_can_be_started_for_a_while(tmp_path, m
     def relent() -> None:
         deadline = time.monotonic() + 10
         while not (tmp_path / "refused").exists() and time.monotonic() < deadline:
-            time.sleep(0.005)
+            time.sleep(0.005)  # between two looks, with a deadline
         (tmp_path / "no forks").unlink()
 
     iterator = iter(loader)

@@ -51,7 +51,7 @@ def wait_until(condition: Callable[[], bool], deadline_s: float = 10.0) -> bool:
     while not condition():
         if time.monotonic() > give_up_at:
             return False
-        time.sleep(0.005)
+        time.sleep(0.005)  # between two looks, with a deadline
     return True
 
 

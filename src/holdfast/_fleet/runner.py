@@ -60,9 +60,6 @@ class Runner:
     def begin(self) -> None:
         self._carry_out(self._machine.begin())
 
-    def submit(self, seq: int, slot: int, size: int, skippable: bool) -> None:
-        self.tell(r.TaskSubmitted(seq, slot, size, skippable))
-
     def tell(self, event: Event) -> None:
         self.torn = True
         self._handle(event)

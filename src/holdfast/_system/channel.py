@@ -11,7 +11,8 @@ here, and travel beside the bytes; in `portable_channel` they are names.
 
 The bell is an eventfd that the end which does not block rings after each write, and the end which blocks
 waits on. Waking by the socket itself is «synchronous» in Linux: the kernel takes the waker to be about to
-sleep, and puts the woken process onto its core, where it interrupts it. That cost 40 % of small batches.
+sleep, and puts the woken process onto its core, where it interrupts it. With small batches that cost a
+third of the rate.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Exchange:
             self._return_cells()
 
     def _return_cells(self) -> None:
-        """Before waiting: tell workers which cells are free again, so that they make no others. It wakes nobody."""
+        """Tell workers early which cells are free again, so that they make no others. It wakes nobody."""
         for worker in self._workers:
             if worker is not None and worker.table.has_freed and not worker.channel.congested:
                 freed = worker.table.take_freed()

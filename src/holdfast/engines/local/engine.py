@@ -42,7 +42,6 @@ from holdfast.records import Exit, Failure, Stage
 log = logging.getLogger("holdfast")
 
 _WRITABLE = int(select.EPOLLOUT)
-_RESULT = int(Kind.RESULT)
 _SILENT_EXIT_S = 1.0  # a worker that hung up must be reported dead within this time, or it is killed
 _SILENT_ZYGOTE_S = 5.0  # and a zygote that does not even answer to that
 
