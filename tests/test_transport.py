@@ -143,6 +143,66 @@ def test_a_small_view_of_a_large_tensor_travels_alone(link):
     packing.discard(parcel, link.table)
 
 
+LARGE = 300_000
+SHARING = {
+    "a part before the whole": lambda x: [x[:10], x],
+    "the whole before a part": lambda x: [x, x[:10]],
+    "parts that overlap": lambda x: [x[:10], x[5:15]],
+    "a part twice": lambda x: [x[3:9], x[3:9]],
+    "a part, then the storage": lambda x: [x[7:10], x.untyped_storage()],
+    "a part of other elements": lambda x: [x[4:20], x.view(torch.int32)[16:30], x.view(torch.uint8)[70:75]],
+    "overlapping in a chain": lambda x: [x[20:30], x[0:12], x[10:22]],
+    "a part and a row of it": lambda x: [x[:60].view(6, 10), x[:60].view(6, 10)[:, 3]],
+}
+
+
+@pytest.mark.parametrize("case", SHARING)
+def test_views_that_overlap_go_on_sharing_whichever_comes_first(link, case):
+    """Also when neither is all of the storage: what one writes, the other sees."""
+    sent = SHARING[case](torch.arange(LARGE, dtype=torch.float64))
+
+    back = link.carry(sent)
+
+    assert differences(back[0], sent[0]) == []
+    assert [getattr(item, "stride", tuple)() for item in back] == [getattr(item, "stride", tuple)() for item in sent]
+    storages = [item.untyped_storage() if isinstance(item, torch.Tensor) else item for item in back]
+    assert len({storage.data_ptr() for storage in storages}) == 1
+    for one, two in zip(back[1:], sent[1:], strict=True):
+        assert bytes(one) == bytes(two) if isinstance(one, torch.UntypedStorage) else torch.equal(one, two)
+
+
+def test_views_far_apart_travel_without_what_lies_between(link):
+    """As samples that are slices of one tensor do, in a list that nobody stacked."""
+    whole = torch.arange(LARGE * 4.0).view(4, -1)
+    views = [row[100:200] for row in whole]
+
+    parcel, body = link.send(views)
+
+    assert sum(size for cell, _, size in parcel.places if cell >= wire.INLINE) < 4 * 400 + 64
+    assert differences(packing.unpack(parcel, body, link.table), views) == []
+
+
+def test_a_view_with_narrow_gaps_keeps_its_strides(link):
+    """What lies between its elements travels with them while it is little."""
+    view = torch.arange(float(LARGE)).view(-1, 100)[:50, ::3]
+
+    assert link.carry(view).stride() == view.stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint16, torch.bfloat16])
+def test_a_view_with_wide_gaps_arrives_dense(link, dtype):
+    """One column of a large table: its elements travel, not the table."""
+    column = torch.arange(LARGE).to(dtype).view(-1, 300)[:, 7]
+
+    parcel, body = link.send([column, column[::2]])
+
+    assert sum(size for cell, _, size in parcel.places if cell >= wire.INLINE) < 2 * LARGE // 300 * 4
+    one, two = packing.unpack(parcel, body, link.table)
+    assert one.tolist() == column.tolist()
+    assert two.tolist() == column[::2].tolist()
+    assert one.is_contiguous()
+
+
 def test_what_travels_beside_a_batch_comes_with_it(link):
     """Failures that were dealt with, and where a stream stands."""
     side = wire.Side((Failure("ValueError", "bad", "…", None, position=3),), b"place")

@@ -53,6 +53,7 @@ class Packer:
         self.arena = arena
         self.owners: dict[int, Any] = {}  # storage → what carries it: tensors that share one go on sharing it
         self.places: list[Place] = []
+        self.unsettled = False  # some places were promised and are to be filled in
         self._buffers: list[Place] = []
         self._sink = _Sink()
         self._pickler = pickle.Pickler(self._sink, 5, buffer_callback=self._place_buffer)
@@ -64,6 +65,10 @@ class Packer:
         pieces = self._sink.pieces
         try:
             self._pickler.dump(obj)
+            if self.unsettled:
+                from holdfast._transport import tensors
+
+                tensors.settle(self)
             parcel = wire.Parcel(
                 [(cell.number, cell.size) for cell in arena.made] if arena.made else [],
                 arena.dropped,
@@ -79,6 +84,7 @@ class Packer:
             # Nothing of the batch is kept, also when it could not be pickled.
             self._pickler.clear_memo()
             self.owners.clear()
+            self.unsettled = False
             self.places.clear()
             self._buffers.clear()
             pieces.clear()
@@ -92,6 +98,11 @@ class Packer:
         else:
             cell, offset = found
         self.places.append((cell, offset, size))
+        return len(self.places) - 1
+
+    def promise_place(self) -> int:
+        """A place that is known only when everything was pickled."""
+        self.places.append((wire.INLINE, 0, 0))
         return len(self.places) - 1
 
     def _place_buffer(self, buffer: pickle.PickleBuffer) -> bool:
@@ -149,7 +160,7 @@ def adopt(body: bytearray, inline: int, handles: tuple[memory.Handle, ...], tabl
 class Opening:
     """A batch being unpacked. `roots` keeps its leases when this is interrupted and done again."""
 
-    __slots__ = ("body", "places", "roots", "table")
+    __slots__ = ("body", "places", "roots", "storages", "table")
 
     def __init__(
         self, places: list[Place], body: bytearray, table: CellTable, roots: dict[int, npt.NDArray[np.uint8]]
@@ -158,6 +169,7 @@ class Opening:
         self.body = body
         self.table = table
         self.roots = roots
+        self.storages: dict[int, Any] = {}  # of tensors that share them
 
     def root(self, cell: int) -> npt.NDArray[np.uint8]:
         """The memory that every view of this cell, or of the message itself, holds on to."""
@@ -199,6 +211,6 @@ def unpack(
 def discard(parcel: wire.Parcel, table: CellTable, roots: dict[int, npt.NDArray[np.uint8]] | None = None) -> None:
     """A result that nobody wants: its cells are free at once; those in `roots` when nobody looks at them any more."""
     leased = {} if roots is None else roots
-    for number in {cell for cell, _, _ in (*parcel.buffers, *parcel.places)}.difference(leased, (wire.INLINE,)):
+    for number in {cell for cell, _, _ in (*parcel.buffers, *parcel.places)}.difference(leased, wire.NO_CELLS):
         table.release(number)
     leased.clear()

@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from holdfast._transport import packing
+from holdfast._transport import packing, wire
+from holdfast._transport.parts import WASTE, Extent, parts_of
 
 if TYPE_CHECKING:
     from holdfast._transport.cells import Arena
     from holdfast._transport.packing import Packer
-
-# A view of a storage this many times its size travels without the rest of the storage.
-_WASTE = 2
-
 
 _DTYPES = tuple(sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str))
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
@@ -56,6 +53,64 @@ class Stored:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _storage, (self.place,)
+
+
+class Partly:
+    """A storage that only small views were seen of so far: what of it travels is settled when all are known."""
+
+    __slots__ = ("extents", "keep", "views")
+
+    def __init__(self, keep: torch.UntypedStorage) -> None:
+        self.keep = keep
+        self.extents: list[Extent] = []
+        self.views: dict[int, torch.Tensor] = {}
+
+    def promise(self, packer: Packer, tensor: torch.Tensor) -> int:
+        """A place for a view, to be filled in."""
+        low = int(tensor.storage_offset()) * tensor.dtype.itemsize
+        reach = sum(int(length - 1) * step for length, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+        place = packer.promise_place()
+        self.extents.append(Extent(low, low + reach * tensor.dtype.itemsize, tensor.nbytes, place))
+        self.views[place] = tensor
+        return place
+
+    def promise_all(self, packer: Packer) -> _Promised:
+        place = packer.promise_place()
+        size = self.keep.nbytes()
+        self.extents.append(Extent(0, size, size, place))
+        return _Promised(place)
+
+    def settle(self, packer: Packer) -> None:
+        """Copy what travels, and say where each view finds itself in it."""
+        for part in parts_of(self.extents):
+            if part.dense:
+                for view in part.views:
+                    clone = _compact(self.views[view.place].detach(), self.keep)
+                    where = packer.place_memory(clone.data_ptr(), clone.untyped_storage().nbytes())
+                    packer.places[view.place] = (wire.DENSE, where, 0)
+            else:
+                where = packer.place_memory(self.keep.data_ptr() + part.low, part.high - part.low)
+                for view in part.views:
+                    packer.places[view.place] = (wire.WITHIN, where, part.low)
+
+
+class _Promised:
+    """All of a storage that was at first seen in parts."""
+
+    __slots__ = ("place",)
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _storage, (self.place,)
+
+
+def settle(packer: Packer) -> None:
+    """Everything was pickled: place what of large storages travels."""
+    for owner in list(packer.owners.values()):
+        if type(owner) is Partly:
+            owner.settle(packer)
 
 
 def reducers(packer: Packer) -> dict[type, Callable[[Any], Any]]:
@@ -104,22 +159,14 @@ def _reduce_tensor(packer: Packer, tensor: torch.Tensor) -> Any:
     size, whole = tensor.nbytes, storage.nbytes()
     code = _CODES[tensor.dtype]
     owner = packer.owners.get(storage._cdata)
-    if owner is None and size * _WASTE < whole and size + 4096 < whole:
-        clone = _compact(tensor.detach(), storage)
+    if owner is None and size * WASTE < whole and size + 4096 < whole and size:
+        owner = packer.owners[storage._cdata] = Partly(storage)
+        packer.unsettled = True
+    if type(owner) is Partly and size:
+        place = owner.promise(packer, tensor)
+        return _part, (place, code, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), requires_grad)
+    if owner is None or size == 0:
         if size == 0:
-            return _empty, (code, tuple(clone.shape), clone.stride(), requires_grad)
-        place = packer.place_memory(clone.data_ptr(), clone.untyped_storage().nbytes())
-        # Contiguous or at least dense: preserve_format leaves no gaps in a clone.
-        return _view, (
-            Stored(place, clone.untyped_storage()),
-            code,
-            0,
-            tuple(clone.shape),
-            clone.stride(),
-            requires_grad,
-        )
-    if owner is None:
-        if whole == 0:
             return _empty, (code, tuple(tensor.shape), tensor.stride(), requires_grad)
         if size == whole and code in _FLAT and tensor.is_contiguous():
             # By far the most: a tensor that is all of its storage.
@@ -148,6 +195,8 @@ def _compact(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tenso
 def _owner(packer: Packer, storage: torch.UntypedStorage) -> Any:
     """What carries a storage: the tensor that was packed with it first, or the storage alone."""
     owner = packer.owners.get(storage._cdata)
+    if type(owner) is Partly:
+        return owner.promise_all(packer)
     if owner is None:
         owner = Stored(packer.place_memory(storage.data_ptr(), storage.nbytes()), storage)
         packer.owners[storage._cdata] = owner
@@ -184,6 +233,16 @@ def _view(
     return tensor
 
 
+def _part(
+    place: int, code: int, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool
+) -> torch.Tensor:
+    kind, where, start = packing.now.opening.places[place]
+    if kind == wire.DENSE:
+        offset, start = 0, 0
+        stride = torch.empty_strided(shape, stride, device="meta").clone(memory_format=torch.preserve_format).stride()
+    return _view(_storage(where), code, offset - start // _DTYPES[code].itemsize, shape, stride, requires_grad)
+
+
 def _empty(code: int, shape: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
     return torch.empty_strided(shape, stride, dtype=_DTYPES[code], device=_CPU, requires_grad=requires_grad)
 
@@ -191,9 +250,15 @@ def _empty(code: int, shape: tuple[int, ...], stride: tuple[int, ...], requires_
 def _storage(place: int) -> torch.UntypedStorage:
     opening = packing.now.opening
     cell, offset, size = opening.places[place]
+    if cell == wire.WITHIN:
+        return _storage(offset)
     if size == 0:
         return torch.UntypedStorage(0)
-    return torch.frombuffer(opening.root(cell), dtype=torch.uint8, count=size, offset=offset).untyped_storage()
+    storage = opening.storages.get(place)
+    if storage is None:
+        flat = torch.frombuffer(opening.root(cell), dtype=torch.uint8, count=size, offset=offset)
+        storage = opening.storages[place] = flat.untyped_storage()
+    return storage
 
 
 def _storage_of(owner: torch.Tensor | torch.UntypedStorage) -> torch.UntypedStorage:

@@ -66,7 +66,12 @@ NOTHING_BESIDE = Side()
 _COUNTS = struct.Struct("<qqqqq")
 _NO_COUNTS = (0, 0, 0, 0, 0)
 _NO_COUNTS_BYTES = _COUNTS.pack(*_NO_COUNTS)
-INLINE = -1  # in place of a cell's number: the bytes are in the frame itself
+# In place of a cell's number:
+INLINE = -1  # the bytes are in the frame itself
+WITHIN = -2  # in the place numbered so, which begins at this byte of the storage: (WITHIN, place, byte)
+DENSE = -3  # in the place numbered so, without the gaps between: (DENSE, place, 0)
+NO_CELLS = (INLINE, WITHIN, DENSE)
+
 
 Place = tuple[int, int, int]  # (cell or INLINE, offset, size)
 
