@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from holdfast import records as r
 from holdfast._fleet.machine import MOST_SENT, Machine
-from holdfast.records import Decision, Exit, Failure, InHand, Outcome, Plan, Stage
+from holdfast.incident import Decision, Exit, Failure, InHand, Stage
+from holdfast.records import Outcome, Plan
 from holdfast.settings import FaultPolicy
 
 NO_LIMITS = {"max_restarts": 10**9, "max_bad": None}

@@ -18,7 +18,7 @@ from holdfast._capture import blackbox, stacks
 from holdfast._capture.blackbox import BlackBox
 from holdfast._fleet.machine import MOST_SENT
 from holdfast._system import memory
-from holdfast.records import InHand, Stage
+from holdfast.incident import InHand, Stage
 
 SECOND_NS = 1_000_000_000
 

@@ -18,18 +18,8 @@ from holdfast import records as r
 from holdfast._fleet import policy as rules
 from holdfast._fleet.halving import Halving
 from holdfast._fleet.machine import LEAST_STARTS, MOST_SENT, Machine
-from holdfast.records import (
-    MOST_SUBSTITUTES,
-    Decision,
-    Exit,
-    Failure,
-    IncidentKind,
-    InHand,
-    LimitKind,
-    Outcome,
-    Plan,
-    Stage,
-)
+from holdfast.incident import Decision, Exit, Failure, IncidentKind, InHand, Stage
+from holdfast.records import MOST_SUBSTITUTES, LimitKind, Outcome, Plan
 from holdfast.settings import FaultPolicy
 from simulated_fleet import NO_LIMITS, failure
 

@@ -12,7 +12,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.records import MOST_SUBSTITUTES, Decision, Outcome
+from holdfast.incident import Decision
+from holdfast.records import MOST_SUBSTITUTES, Outcome
 from holdfast.settings import FaultPolicy
 from simulated_fleet import NO_LIMITS, RULES, STEPS, Fleet, World, interpret, worlds
 

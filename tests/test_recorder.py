@@ -36,7 +36,7 @@ from holdfast._capture import blackbox, crash, stacks
 from holdfast._capture.blackbox import BlackBox
 from holdfast._system import memory
 from holdfast.crashes import CrashRecord, Region
-from holdfast.records import Stage
+from holdfast.incident import Stage
 
 SOURCE = Path(crash.__file__).with_name("recorder.c")
 WRITING, SAVED = 1, 3

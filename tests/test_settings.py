@@ -14,7 +14,7 @@ import pickle
 import pytest
 
 import holdfast
-from holdfast.records import Decision
+from holdfast.incident import Decision
 from holdfast.settings import FaultPolicy, decision_of, fault_policy
 
 RULE = 'must be "raise", "skip", "replace" or a callable'

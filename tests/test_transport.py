@@ -24,7 +24,7 @@ import specimens as s
 from holdfast._system import memory
 from holdfast._transport import packing, tensors, wire
 from holdfast._transport.cells import ALIGNMENT, INLINE_ROOM, Arena, CellTable
-from holdfast.records import Failure
+from holdfast.incident import Failure
 from peer import differences
 
 LARGE = INLINE_ROOM + 1

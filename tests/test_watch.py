@@ -11,7 +11,7 @@ import pytest
 
 from holdfast._system.processes import Activity
 from holdfast.engines.watch import Judgement, WatchSettings, judge
-from holdfast.records import InHand, Stage
+from holdfast.incident import InHand, Stage
 
 AUTO = WatchSettings("auto", 30.0)
 BUSY = Activity(stopped=False, all_wait_for_locks=False, cpu_ticks=5)

@@ -12,8 +12,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "DataLoader": "holdfast.loader.dataloader",
     "FaultPolicy": "holdfast.settings",
-    "Incident": "holdfast.records",
-    "IncidentKind": "holdfast.records",
+    "Incident": "holdfast.incident",
+    "IncidentKind": "holdfast.incident",
     "Statistics": "holdfast.statistics",
     "HoldfastError": "holdfast.errors",
     "ForkedLoaderError": "holdfast.errors",
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
         WorkerHungError,
         WorkerStartError,
     )
+    from holdfast.incident import Incident, IncidentKind
     from holdfast.loader.dataloader import DataLoader
-    from holdfast.records import Incident, IncidentKind
     from holdfast.settings import FaultPolicy
     from holdfast.statistics import Statistics
 

@@ -12,8 +12,9 @@ import signal as _signal
 from collections import Counter
 from collections.abc import Sequence
 
-from holdfast.records import Incident, IncidentKind, first_line
+from holdfast.incident import Incident, IncidentKind, first_line
 
+_MOST_REMEDIES = 2
 _OWN_FOLDER = os.path.dirname(__file__)
 
 
@@ -63,10 +64,7 @@ def crash_error(incident: Incident, *, healthy_slots: int, delivered: int) -> Wo
 
 def crash_message(incident: Incident, *, healthy_slots: int, delivered: int) -> str:
     """The five lines of a death: cause, python, task, state, next."""
-    rows = [("cause", _cause(incident))]
-    python = python_line(incident.stack)
-    if python:
-        rows.append(("python", python))
+    rows = [("cause", _cause(incident)), *_where(incident)]
     rows.append(("task", _task(incident)))
     others = f"the other {healthy_slots} workers go on; " if healthy_slots > 1 else ""
     others = "the other worker goes on; " if healthy_slots == 1 else others
@@ -82,9 +80,34 @@ def crash_message(incident: Incident, *, healthy_slots: int, delivered: int) -> 
         advice.append(f"FaultPolicy(sample_timeout={seconds})   if such a sample is only slow")
     else:
         advice.append('faults="replace"         put another sample in its place, so that batches keep their size')
+    advice += _remedies(incident)
     rows.append(("next", advice[0]))
     rows += [("", line) for line in advice[1:]]
     return _message(incident, rows)
+
+
+def _where(incident: Incident) -> list[tuple[str, str]]:
+    """In which native code, and in which Python code."""
+    rows = []
+    examined = incident.evidence.examined
+    if examined is not None and examined.place is not None and examined.place.library:
+        rows.append(("native", examined.place.words))
+    python = python_line(incident.stack)
+    if python:
+        rows.append(("python", python))
+    return rows
+
+
+def _remedies(incident: Incident) -> list[str]:
+    """What the verdict advises, and where to read on."""
+    verdict = incident.verdict
+    if verdict is None:
+        return []
+    return [*verdict.remedies[:_MOST_REMEDIES], f"{_explain(verdict.name)}   what this means, and what else helps"]
+
+
+def _explain(name: str) -> str:
+    return f"holdfast explain {name}"
 
 
 def _message(incident: Incident, rows: list[tuple[str, str]]) -> str:
@@ -98,7 +121,8 @@ def _it(incident: Incident) -> str:
 
 def _cause(incident: Incident) -> str:
     if incident.kind is IncidentKind.HANG:
-        return f"no progress for {incident.seconds_in_hand:.1f} s (worker pid {incident.pid})"
+        why = f": {incident.verdict.words}" if incident.verdict is not None else ""
+        return f"no progress for {incident.seconds_in_hand:.1f} s (worker pid {incident.pid}){why}"
     if incident.exit is None:
         return "unknown"
     if incident.exit.signal is not None:
@@ -107,7 +131,8 @@ def _cause(incident: Incident) -> str:
         said = f"DataLoader worker (pid {incident.pid}) is killed by signal: {name}."
     else:
         said = f"DataLoader worker (pid(s) {incident.pid}) exited unexpectedly"
-    return f"{incident.exit.explanation}\n           {said}"
+    cause = incident.verdict.words if incident.verdict is not None else incident.exit.explanation
+    return f"{cause}\n           {said}"
 
 
 def _task(incident: Incident) -> str:

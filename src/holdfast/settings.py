@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from holdfast.records import Decision, Incident
+from holdfast.incident import Decision, Incident
 
 FaultRule: TypeAlias = Literal["raise", "skip", "replace"] | Callable[[Incident], str]
 _WORDS = ("raise", "skip", "replace")

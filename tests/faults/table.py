@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast import WorkerCrashedError, WorkerHungError
-from holdfast.records import IncidentKind
+from holdfast.incident import IncidentKind
 
 TORN = "the picture is torn"
 

@@ -18,7 +18,7 @@ import pytest
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from holdfast import DataLoader, FaultPolicy
-from holdfast.records import Incident
+from holdfast.incident import Incident
 
 pytestmark = pytest.mark.faults
 

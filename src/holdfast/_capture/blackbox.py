@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import time
 
-from holdfast.records import InHand, Stage
+from holdfast.incident import InHand, Stage
 
 COPIES = 18  # of the random state: one more than there are batches on their way to the trainer at once
 _STATE_ROOM = 16384 - 16

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from holdfast import records as r
 from holdfast._fleet.state import Slot, Task
-from holdfast.records import Incident, IncidentKind, Stage
+from holdfast.incident import Failure, Incident, IncidentKind, InHand, Stage
 
 WHOLE_BATCH_STAGES = (Stage.FETCHING_MANY, Stage.COLLATING, Stage.SENDING, Stage.AT_WORK)
 
 
-def of_failure(slot: Slot, task: Task, failure: r.Failure, action: str, allowed: int) -> Incident:
+def of_failure(slot: Slot, task: Task, failure: Failure, action: str, allowed: int) -> Incident:
     positions = failure.culprits or ((failure.position,) if failure.position >= 0 else ())
     if not positions and failure.stage in WHOLE_BATCH_STAGES:
         positions = task.live()
@@ -24,7 +24,7 @@ def of_failure(slot: Slot, task: Task, failure: r.Failure, action: str, allowed:
         incarnation=slot.incarnation,
         pid=-1,
         batch=task.seq,
-        in_hand=r.InHand(failure.stage, task.seq, failure.position),
+        in_hand=InHand(failure.stage, task.seq, failure.position),
         positions=positions,
         failure=failure,
         action=action,
@@ -44,7 +44,7 @@ def of_death(event: r.WorkerExited, allowed: int) -> Incident:
         exit=event.exit,
         hung=event.hung,
         stack=event.stack,
-        crash=event.crash,
+        evidence=event.evidence,
         action="replaced",
         attempts_allowed=allowed,
     )
@@ -58,7 +58,7 @@ def of_search(slot: Slot, task: Task, allowed: int) -> Incident:
         incarnation=slot.incarnation,
         pid=-1,
         batch=task.seq,
-        in_hand=r.InHand(Stage.COLLATING, task.seq),
+        in_hand=InHand(Stage.COLLATING, task.seq),
         attempts_allowed=allowed,
     )
 
@@ -70,7 +70,7 @@ def of_preparation(event: r.PreparationFailed) -> Incident:
         incarnation=event.incarnation,
         pid=event.pid,
         batch=-1,
-        in_hand=r.InHand(Stage.PREPARING),
+        in_hand=InHand(Stage.PREPARING),
         failure=event.failure,
         action="started again",
     )

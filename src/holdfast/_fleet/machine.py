@@ -23,7 +23,8 @@ from holdfast._fleet import incidents
 from holdfast._fleet.halving import Halving
 from holdfast._fleet.policy import Intensity, too_many_bad
 from holdfast._fleet.state import Question, Slot, Task
-from holdfast.records import Action, Decision, Event, Incident, IncidentKind, Outcome, Stage
+from holdfast.incident import Decision, Failure, Incident, IncidentKind, Stage
+from holdfast.records import Action, Event, Outcome
 from holdfast.settings import FaultPolicy
 
 LEAST_STARTS = 3  # a worker that dies while it starts gets so many tries, whatever the policy
@@ -148,7 +149,7 @@ class Machine:
         if event.ended:
             self._end_stream(slot)
 
-    def _note_failures(self, task: Task, slot: Slot, failures: tuple[r.Failure, ...], now: float) -> None:
+    def _note_failures(self, task: Task, slot: Slot, failures: tuple[Failure, ...], now: float) -> None:
         """Failures that the worker has dealt with by itself, by the plain policy."""
         for failure in failures:
             decision = failure.decision
@@ -160,7 +161,7 @@ class Machine:
             incident = self._failure_incident(slot, task, failure, done.get(decision or Decision.SKIP, "left out"))
             self._condemn(task, incident.positions, incident, decision is Decision.REPLACE)
 
-    def _failure_incident(self, slot: Slot, task: Task, failure: r.Failure, action: str) -> Incident:
+    def _failure_incident(self, slot: Slot, task: Task, failure: Failure, action: str) -> Incident:
         return incidents.of_failure(slot, task, failure, action, self.policy.retries + 1)
 
     def _conclude(self, slot: Slot, task: Task, outcome: Outcome, incident: Incident | None = None) -> None:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, Protocol
 
 from holdfast import records as r
 from holdfast._fleet.machine import Machine
-from holdfast.records import Action, Decision, Event, Incident, Outcome
+from holdfast.incident import Decision, Incident
+from holdfast.records import Action, Event, Outcome
 
 
 class Engine(Protocol):

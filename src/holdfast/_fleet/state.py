@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from holdfast import records as r
 from holdfast._fleet.halving import Halving
-from holdfast.records import Incident
+from holdfast.incident import Incident
 
 
 @dataclass

@@ -18,7 +18,7 @@ import struct
 from array import array
 from typing import Any, NamedTuple
 
-from holdfast.records import Failure
+from holdfast.incident import Failure
 
 
 class Kind(enum.IntEnum):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import traceback
 
-from holdfast.records import Failure, Stage
+from holdfast.incident import Failure, Stage
 
 
 def capture(error: BaseException, stage: Stage, position: int = -1, advice: str = "") -> Failure:

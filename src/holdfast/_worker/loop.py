@@ -27,7 +27,7 @@ from holdfast._transport.cells import Arena
 from holdfast._transport.wire import Kind
 from holdfast._worker import failures
 from holdfast._worker.randomness import Randomness
-from holdfast.records import Decision, Failure, Stage
+from holdfast.incident import Decision, Failure, Stage
 
 T = TypeVar("T")
 

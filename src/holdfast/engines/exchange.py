@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from holdfast import records as r
@@ -19,7 +20,8 @@ from holdfast._transport import wire
 from holdfast._transport.wire import Kind
 from holdfast._worker import loop
 from holdfast.engines.workers import Memory, Result, Worker
-from holdfast.records import Decision, Event, Exit, InHand, Stage
+from holdfast.incident import Decision, Exit, InHand, Stage
+from holdfast.records import Event
 
 News = tuple[Event, Any]
 
@@ -216,7 +218,7 @@ class Exchange:
             Exit() if worker.lost else Exit.from_wait_status(worker.status or 0),
             in_hand,
             stack=(_SCRIBBLED if worker.channel.garbled else "") + stacks.read(worker.stack_fd),
-            crash=crash.read(worker.box),
+            evidence=replace(worker.evidence, crash=crash.read(worker.box), recorder=crash.AVAILABLE),
             hung=worker.hung,
             blameless=worker.lost or (worker.channel.torn and not worker.channel.garbled),
         )

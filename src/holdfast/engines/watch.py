@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from holdfast._system.processes import Activity
-from holdfast.records import InHand, Stage
+from holdfast.incident import InHand, Stage
 
 _OWN_CODE = (Stage.IDLE, Stage.WAITING, Stage.LEAVING, Stage.STARTING, Stage.DELIVERING)
 _SAMPLES = (Stage.FETCHING, Stage.FETCHING_MANY, Stage.COLLATING, Stage.SENDING)

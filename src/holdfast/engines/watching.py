@@ -16,7 +16,7 @@ from holdfast._capture.blackbox import BlackBox
 from holdfast._system import processes
 from holdfast._system.processes import Activity
 from holdfast.engines.watch import Judgement, WatchSettings, judge
-from holdfast.records import InHand
+from holdfast.incident import InHand
 
 _STACK_WAIT_S = 0.3
 

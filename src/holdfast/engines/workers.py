@@ -14,7 +14,8 @@ from holdfast._capture.blackbox import BlackBox
 from holdfast._system.channel import Channel, Frame
 from holdfast._transport import packing, wire
 from holdfast._transport.cells import CellTable
-from holdfast.records import Failure
+from holdfast.evidence import NO_EVIDENCE, Evidence
+from holdfast.incident import Failure
 
 
 class Result:
@@ -73,5 +74,6 @@ class Worker:
     hung_up_at: float | None = None
     asked_to_end: bool = False
     unprepared: Failure | None = None
+    evidence: Evidence = NO_EVIDENCE  # what its watchman knows, when it has ended
     lost: bool = False  # its zygote is gone, and its status with it
     registered: bool = True

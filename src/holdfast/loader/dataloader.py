@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import Dataset, Sampler
 
+from holdfast.incident import Incident
 from holdfast.loader.inline import InlineIterator
 from holdfast.loader.iterator import SupervisedIterator
 from holdfast.loader.ledger import Ledger, Quarantine
-from holdfast.records import Incident
 from holdfast.settings import FaultPolicy, FaultRule, fault_policy
 from holdfast.statistics import Statistics
 

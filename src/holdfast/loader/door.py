@@ -8,6 +8,7 @@ Never   knows the iterator: that must be free to go when its last user lets go o
 from __future__ import annotations
 
 import random
+import secrets
 import time
 from dataclasses import replace
 from typing import Any, Protocol
@@ -17,12 +18,14 @@ from torch.utils.data import RandomSampler, SequentialSampler
 
 from holdfast import errors
 from holdfast import records as r
+from holdfast._forensics import autopsy
 from holdfast._transport import wire
 from holdfast._worker import failures
+from holdfast.incident import Decision, Failure, Incident, IncidentKind, InHand, Stage
 from holdfast.loader import tasks
 from holdfast.loader.ledger import Ledger, StreamIndex, key_of
 from holdfast.loader.raising import rebuilt
-from holdfast.records import Decision, Failure, Incident, InHand, Plan
+from holdfast.records import Plan
 from holdfast.settings import FaultPolicy, decision_of
 
 _CANDIDATES = 32
@@ -123,14 +126,17 @@ class Door:
         pid = incident.pid
         if pid < 0:
             pid = self.engine.look(incident.slot)[0] or -1
-        explained = replace(
-            incident,
-            indices=indices,
-            index=indices[0] if len(indices) == 1 else None,
-            epoch=self.ledger.epoch,
-            pid=pid,
-            when=time.time(),
-            number=len(self.ledger.incidents),
+        explained = autopsy.perform(
+            replace(
+                incident,
+                indices=indices,
+                index=indices[0] if len(indices) == 1 else None,
+                epoch=self.ledger.epoch,
+                pid=pid,
+                when=time.time(),
+                number=len(self.ledger.incidents),
+                id=secrets.token_hex(4),
+            )
         )
         self._last = (incident, explained)
         return explained
@@ -163,16 +169,16 @@ class Door:
             self.ledger.quarantine.put(index, incident)
 
     def decide(self, incident: Incident) -> Decision:
-        rule = self.policy.on_error if incident.kind is r.IncidentKind.EXCEPTION else self.policy.crash_rule
+        rule = self.policy.on_error if incident.kind is IncidentKind.EXCEPTION else self.policy.crash_rule
         assert callable(rule)
         return decision_of(rule(incident))
 
     def unreadable(self, seq: int, slot: int, error: Exception) -> Incident:
         """Report a batch that arrived and cannot be unpickled here."""
-        failure = failures.capture(error, r.Stage.SENDING)
+        failure = failures.capture(error, Stage.SENDING)
         keep = self.policy.on_error not in ("skip", "replace")
         raw = Incident(
-            r.IncidentKind.EXCEPTION,
+            IncidentKind.EXCEPTION,
             slot,
             0,
             -1,
@@ -193,7 +199,7 @@ class Door:
         positions = (failure.position,) if failure.position >= 0 else ()
         hand = InHand(failure.stage, seq, failure.position)
         raw = Incident(
-            r.IncidentKind.EXCEPTION,
+            IncidentKind.EXCEPTION,
             0,
             1,
             -1,
@@ -230,7 +236,7 @@ def give_up_error(given_up: r.GiveUp, ledger: Ledger) -> BaseException:
         return errors.start_error(incident, incident.attempt)
     if given_up.limit is r.LimitKind.RESTARTS:
         remedy = "FaultPolicy(max_restarts=…, restart_window_s=…)   if so many deaths are to be expected"
-        seen = [i for i in ledger.incidents if i.kind is not r.IncidentKind.EXCEPTION]
+        seen = [i for i in ledger.incidents if i.kind is not IncidentKind.EXCEPTION]
     else:
         remedy = "FaultPolicy(max_bad=…)   if so many bad samples are to be expected"
         seen = list(ledger.quarantine.values())

@@ -21,11 +21,12 @@ from holdfast._fleet.machine import Machine
 from holdfast._fleet.runner import Runner
 from holdfast._worker.loop import StreamEnded, TaskFailed
 from holdfast._worker.randomness import Randomness
+from holdfast.incident import Decision, Failure, InHand
 from holdfast.loader.door import Door, give_up_error, replacement_pool
 from holdfast.loader.jobs import JobSettings, MapJob
 from holdfast.loader.raising import reraise
 from holdfast.loader.streams import StreamJob
-from holdfast.records import Decision, Event, Failure, InHand, Outcome
+from holdfast.records import Event, Outcome
 
 
 class _NoBox:

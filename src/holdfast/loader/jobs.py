@@ -25,8 +25,9 @@ from holdfast._fleet.policy import pause_s
 from holdfast._transport import wire
 from holdfast._worker import failures
 from holdfast._worker.loop import Desk, Restored, StreamEnded, TaskFailed
+from holdfast.incident import Decision, Failure, Stage
 from holdfast.loader import collating, culprits, tasks
-from holdfast.records import MOST_SUBSTITUTES, Decision, Failure, Stage
+from holdfast.records import MOST_SUBSTITUTES
 from holdfast.settings import FaultPolicy
 
 

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from holdfast.records import Incident, IncidentKind
+from holdfast.incident import Incident, IncidentKind
 
 log = logging.getLogger("holdfast")
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from torch._utils import ExceptionWrapper
 
-from holdfast.records import Incident
+from holdfast.incident import Incident
 
 
 def reraise(incident: Incident) -> NoReturn:

@@ -25,9 +25,9 @@ from holdfast._transport import wire
 from holdfast._worker import failures
 from holdfast._worker.loop import Restored, StreamEnded, TaskFailed
 from holdfast.engines import payload
+from holdfast.incident import Decision, Failure, Stage
 from holdfast.loader import tasks
 from holdfast.loader.jobs import Again, JobSettings, LoaderJob
-from holdfast.records import Decision, Failure, Stage
 
 log = logging.getLogger("holdfast")
 

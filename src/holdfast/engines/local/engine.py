@@ -37,7 +37,7 @@ from holdfast.engines.local import zygote
 from holdfast.engines.payload import Payload
 from holdfast.engines.watch import WatchSettings
 from holdfast.engines.workers import Worker
-from holdfast.records import Exit, Failure, Stage
+from holdfast.incident import Exit, Failure, Stage
 
 log = logging.getLogger("holdfast")
 

@@ -22,7 +22,7 @@ from holdfast._system import nameless, processes
 from holdfast._system.channel import Channel
 from holdfast._transport.wire import Kind, dump
 from holdfast._worker import failures
-from holdfast.records import Stage
+from holdfast.incident import Stage
 
 
 def become(slot: int, descriptors: tuple[int, ...], payload: Any, entry: Callable[..., None], zygote: int) -> None:

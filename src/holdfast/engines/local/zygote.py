@@ -35,7 +35,7 @@ from holdfast.engines.local import solo
 from holdfast.engines.payload import Payload
 from holdfast.engines.watch import WatchSettings
 from holdfast.engines.watching import Watched, look_after
-from holdfast.records import Stage
+from holdfast.incident import Stage
 
 LEAVE_GRACE_S = 1.0  # how long a busy worker may take to finish when the trainer hangs up
 _FORK_PATIENCE_S = 1.0

@@ -38,7 +38,7 @@ from holdfast.engines.portable import worker as portable_worker
 from holdfast.engines.watch import WatchSettings
 from holdfast.engines.watching import Watched, look_after
 from holdfast.engines.workers import Worker
-from holdfast.records import Stage
+from holdfast.incident import Stage
 
 _LEAVE_GRACE_S = 1.0
 _CONGESTED_S = 0.01

@@ -1,0 +1,1 @@
+"""Why did it die: from evidence to a verdict, and from there to people."""

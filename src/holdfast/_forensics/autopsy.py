@@ -1,0 +1,28 @@
+"""The autopsy: examines what a crash left, and has the rules judge.
+
+Reads   an incident; files of libraries that it names.
+Writes  nothing.
+Never   fails: an autopsy that goes wrong is a fact of its own, and no reason to lose the incident.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from holdfast._forensics import verdict
+from holdfast.incident import Incident
+
+log = logging.getLogger("holdfast")
+
+
+def perform(incident: Incident) -> Incident:
+    """The incident with its verdict."""
+    if incident.verdict is not None:
+        return incident
+    try:
+        return replace(incident, verdict=verdict.judge(incident))
+    except Exception as error:
+        log.debug("the autopsy of %s failed", incident, exc_info=True)
+        reason = f"the autopsy itself failed: {type(error).__name__}: {error}"
+        return replace(incident, verdict=verdict.unknown(incident, reason))

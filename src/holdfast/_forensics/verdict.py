@@ -1,0 +1,39 @@
+"""Finds the verdict on an incident: the first rule that knows one.
+
+Reads   an incident with its evidence.
+Writes  nothing.
+Never   a process, a file, a lock, the clock.
+"""
+
+from __future__ import annotations
+
+from holdfast._forensics.rules import aborts, faults, hangs, instructions, kills, python
+from holdfast.incident import Incident
+from holdfast.verdicts import Confidence, Name, Verdict
+
+# What has evidence of its own comes before what is known by its signal alone.
+RULES = (*hangs.RULES, *python.RULES, *faults.RULES, *instructions.RULES, *aborts.RULES, *kills.RULES)
+
+
+def judge(incident: Incident) -> Verdict:
+    for rule in RULES:
+        verdict = rule(incident)
+        if verdict is not None:
+            return verdict
+    return unknown(incident)
+
+
+def unknown(incident: Incident, *more: str) -> Verdict:
+    """No rule knows it: everything that is known, instead of a guess."""
+    facts = [incident.cause]
+    if incident.exit is not None:
+        facts.append(incident.exit.explanation)
+    if incident.evidence.last_words:
+        facts.append(f"it last wrote: {incident.evidence.last_words.strip().splitlines()[-1]}")
+    return Verdict(
+        Name.UNKNOWN,
+        f"{incident.cause}, and nothing says why",
+        facts=(*facts, *more),
+        remedies=('run the sample alone: dataset[index] in a fresh interpreter, under "python -X faulthandler"',),
+        confidence=Confidence.POSSIBLE,
+    )

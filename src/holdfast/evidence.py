@@ -1,0 +1,147 @@
+"""What is known about a worker that died, hung or raised, before anybody judges: plain data.
+
+Reads   nothing.
+Writes  nothing.
+Never   an opinion: that is the verdict's.
+
+Everything has a value that means «nobody knows»: a system may refuse to say it, and an incident is never lost for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.crashes import CrashRecord
+
+
+@dataclass(frozen=True)
+class MemorySample:
+    """A worker's memory at one time."""
+
+    seconds_before: float  # … the incident
+    resident_bytes: int  # RSS: what it shares with others counts in full
+    private_bytes: int | None = None  # USS: what goes when it goes
+
+
+@dataclass(frozen=True)
+class Worked:
+    """What a worker did before: from its black box, and from who watched it."""
+
+    recent_batches: tuple[int, ...] = ()  # the last ones it took up, oldest first, the one in hand included
+    recent_indices: tuple[Any, ...] = ()  # the last 64 samples it took up, oldest first, the one in hand included
+    batches_done: int = 0
+    memory: tuple[MemorySample, ...] = ()  # oldest first
+    peak_resident_bytes: int | None = None
+    descriptors: int | None = None
+    threads: int | None = None
+    left_by_exit: bool | None = None  # True: SystemExit passed through; False: os._exit or exit(); None: not known
+
+
+@dataclass(frozen=True)
+class ThreadSeen:
+    """One thread of a worker that hangs, as the kernel sees it."""
+
+    number: int
+    name: str = ""
+    state: str = ""  # «R» runs, «S» waits, «D» waits for a device, «T» stopped, «t» traced, «Z» dead
+    system_call: str = ""  # «futex», «read», …; empty: in none, or nobody may know
+    arguments: tuple[int, ...] = ()
+    waits_in: str = ""  # the kernel function it sleeps in (wchan)
+    target: str = ""  # what a descriptor among the arguments is: a path, «pipe», «tcp 10.0.0.3:443»
+    busy: bool = False  # its CPU time grew while we looked
+    kernel_stack: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A worker that hangs, looked at twice before it was ended."""
+
+    threads: tuple[ThreadSeen, ...] = ()  # the main thread first
+    watched_s: float = 0.0  # between the two looks
+    stack_answered: bool = False  # it wrote its Python stacks when it was asked
+    python_moved: bool | None = None  # its Python stacks differ between two looks; None: there was but one
+    native_stack: str = ""  # by py-spy or pystack, where installed and allowed
+    inherited_locks: tuple[str, ...] = ()  # locks that were held when it was forked, by threads it has not got
+
+
+@dataclass(frozen=True)
+class Oom:
+    """What the kernel says about kills for want of memory, since the worker before this one died."""
+
+    group_kills: int | None = None  # by the cgroup's limit
+    machine_kills: int | None = None  # in all, those of cgroups included
+    group_limit_bytes: int | None = None
+    group_used_bytes: int | None = None  # at the time of death, or its peak where that is known
+    group: str = ""  # path of the cgroup
+    log: str = ""  # the kernel log's line that names this pid, where readable
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """The machine and the limits around a worker, read after its death."""
+
+    oom: Oom = field(default_factory=Oom)
+    available_bytes: int | None = None
+    total_bytes: int | None = None
+    pressure: str = ""  # the first line of memory pressure, where the kernel keeps it
+    shm_bytes: int | None = None
+    shm_free_bytes: int | None = None
+    limits: Mapping[str, int] = field(default_factory=dict, hash=False)  # soft RLIMITs: «nofile» → 1024; -1: none
+
+
+@dataclass(frozen=True)
+class CodePlace:
+    """Where an address of code lies."""
+
+    address: int
+    library: str = ""  # path of the file; empty: not in one
+    offset: int | None = None  # in the file's address space: what a disassembler of it shows
+    function: str = ""  # demangled where possible
+    function_offset: int | None = None
+
+    @property
+    def words(self) -> str:
+        """«cv::imdecode+0x1f in libopencv.so»."""
+        library = self.library.rsplit("/", 1)[-1] or "no file"
+        if not self.function:
+            return f"{library}+{self.offset:#x}" if self.offset is not None else f"{self.address:#x} in {library}"
+        return f"{self.function}+{self.function_offset or 0:#x} in {library}"
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """The machine instruction that a worker died at, decoded."""
+
+    text: str  # «vaddps zmm0,zmm1,zmm2»
+    size: int
+    features: tuple[str, ...] = ()  # CPU features it needs, any of them missing: it is illegal
+    missing: tuple[str, ...] = ()  # of these, what this CPU (or its system) has not got
+    is_trap: bool = False  # ud2, int3, hlt, brk: somebody wrote it to end the process
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What files and decoders say about a crash record; dear, so it is done once."""
+
+    place: CodePlace | None = None  # of the instruction pointer
+    frames: tuple[CodePlace, ...] = ()  # of the return addresses
+    instruction: Instruction | None = None
+    cpu: str = ""  # its name
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything that is known of one incident beside what the incident itself says."""
+
+    worked: Worked = field(default_factory=Worked)
+    seen: Seen | None = None  # None: it did not hang
+    surroundings: Surroundings | None = None
+    last_words: str = ""  # the last lines it wrote to standard error
+    crash: CrashRecord | None = None  # what the fatal-signal handler saw; None: no such signal, or no recorder
+    recorder: bool = False  # whether a recorder was there to see it
+    examined: Examined | None = None
+
+
+NO_EVIDENCE = Evidence()

@@ -1,0 +1,286 @@
+"""An incident: one thing that went wrong in a worker, and the words for it. Plain data.
+
+Reads   nothing.
+Writes  nothing.
+Never   a process, a file, torch.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal as _signal
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.crashes import CrashRecord
+from holdfast.evidence import NO_EVIDENCE, Evidence
+from holdfast.verdicts import Verdict
+
+
+class Stage(enum.IntEnum):
+    """What a worker is doing; kept in its black box, so it outlives the worker."""
+
+    STARTING = 0
+    PREPARING = 1  # worker_init_fn, iter(dataset)
+    FORWARDING = 2  # bringing a fresh iterator to where the dead worker was
+    IDLE = 3
+    FETCHING = 4  # one sample, its position is in the black box
+    FETCHING_MANY = 5  # dataset.__getitems__
+    COLLATING = 6
+    SENDING = 7  # pickling and writing the batch
+    WAITING = 8  # backing off before a retry, or waiting for the trainer's decision
+    LEAVING = 9
+    DELIVERING = 10  # handing a packed batch to the trainer
+    AT_WORK = 11  # one of fetching, collating, sending: which one, nobody can say
+
+    @property
+    def words(self) -> str:
+        return _STAGE_WORDS[self]
+
+
+_STAGE_WORDS = {
+    Stage.STARTING: "starting",
+    Stage.PREPARING: "running worker_init_fn or iter(dataset)",
+    Stage.FORWARDING: "fast-forwarding its iterator",
+    Stage.IDLE: "idle",
+    Stage.FETCHING: "fetching a sample",
+    Stage.FETCHING_MANY: "fetching in __getitems__",
+    Stage.COLLATING: "collating",
+    Stage.SENDING: "sending a batch",
+    Stage.WAITING: "waiting before a retry",
+    Stage.LEAVING: "leaving",
+    Stage.DELIVERING: "handing a batch over",
+    Stage.AT_WORK: "working on a batch",
+}
+
+
+_BATCH_VERBS = {
+    Stage.FETCHING_MANY: "fetching",
+    Stage.COLLATING: "collating",
+    Stage.SENDING: "sending",
+    Stage.AT_WORK: "working on",
+}
+
+
+@dataclass(frozen=True)
+class InHand:
+    """What a worker had in hand, read from its black box."""
+
+    stage: Stage = Stage.STARTING
+    batch: int = -1
+    position: int = -1
+    seconds: float = 0.0
+    stand_in: int | None = None  # the index of a replacement, when that is what was in hand
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a process ended: by a signal, with a code, or in a way nobody saw."""
+
+    signal: int | None = None
+    code: int | None = None
+
+    @classmethod
+    def from_wait_status(cls, status: int) -> Exit:
+        if status & 0x7F:
+            return cls(signal=status & 0x7F)
+        return cls(code=(status >> 8) & 0xFF)
+
+    @property
+    def signal_name(self) -> str | None:
+        if self.signal is None:
+            return None
+        try:
+            return _signal.Signals(self.signal).name
+        except ValueError:
+            return f"signal {self.signal}"
+
+    @property
+    def words(self) -> str:
+        if self.signal is not None:
+            return f"died of {self.signal_name}"
+        if self.code is not None:
+            return f"exited with code {self.code}"
+        return "disappeared together with the process that started it"
+
+    @property
+    def explanation(self) -> str:
+        """One clause on what such an end usually means."""
+        if self.signal is not None:
+            return _SIGNAL_WORDS.get(self.signal, _signal.strsignal(self.signal) or "a signal")
+        if self.code is not None:
+            return (
+                "something called sys.exit or os._exit" if self.code != 1 else "an error outside of the sample's code"
+            )
+        return "its zygote was killed"
+
+
+_SIGNAL_WORDS = {
+    int(_signal.SIGKILL): "killed from outside: the kernel's OOM killer, or somebody's kill -9",
+    int(_signal.SIGSEGV): "a segmentation fault in native code, or a native stack overflow",
+    int(_signal.SIGBUS): "a bus error: a mapped file was truncated, or memory behind a map ran out",
+    int(_signal.SIGILL): "an illegal instruction: often a library compiled for another CPU",
+    int(_signal.SIGFPE): "an arithmetic fault in native code, such as an integer division by zero",
+    int(_signal.SIGABRT): "abort(): a failed native assertion, heap corruption, or an uncaught C++ exception",
+    int(_signal.SIGTERM): "terminated from outside",
+    int(_signal.SIGSYS): "a forbidden system call",
+    int(_signal.SIGXCPU): "the CPU time limit",
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception in a worker, in a form that always travels."""
+
+    type_name: str
+    message: str
+    traceback: str
+    pickled_type: bytes | None = None
+    stage: Stage = Stage.FETCHING
+    position: int = -1
+    decision: Decision | None = None
+    attempts: int = 1
+    culprits: tuple[int, ...] = ()
+    ordinal: int = -1  # which sample of its stream the batch begins with
+    stand_in: Any = None  # the index of a replacement, when that is what failed
+
+
+class Decision(str, enum.Enum):
+    """What is done about a fault."""
+
+    RAISE = "raise"
+    SKIP = "skip"
+    REPLACE = "replace"
+    RETRY = "retry"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class IncidentKind(str, enum.Enum):
+    EXCEPTION = "exception"
+    CRASH = "crash"
+    HANG = "hang"
+    SUSPECTED_HANG = "suspected hang"
+    START = "failed start"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Incident:
+    """One thing that went wrong in a worker, explained as far as it is known."""
+
+    kind: IncidentKind
+    slot: int
+    incarnation: int
+    pid: int
+    batch: int
+    in_hand: InHand
+    action: str = ""
+    positions: tuple[int, ...] = ()
+    index: Any = None
+    indices: tuple[Any, ...] = ()
+    epoch: int = 0
+    exit: Exit | None = None
+    failure: Failure | None = None
+    stack: str = ""
+    evidence: Evidence = NO_EVIDENCE
+    verdict: Verdict | None = None  # None: nobody has judged yet
+    attempt: int = 1
+    attempts_allowed: int = 1
+    number: int = -1
+    id: str = ""  # names it in the journal: `holdfast report ID`
+    when: float = 0.0
+    hung: bool = False  # it was ended because it hung
+    stuck: bool = False  # a stream that cannot step over this sample: the rest of it is out of reach
+
+    @property
+    def crash(self) -> CrashRecord | None:
+        """What the fatal-signal handler saw; None: no such signal, or no recorder."""
+        return self.evidence.crash
+
+    @property
+    def signal(self) -> int | None:
+        return self.exit.signal if self.exit else None
+
+    @property
+    def seconds_in_hand(self) -> float:
+        return self.in_hand.seconds
+
+    @property
+    def sample(self) -> str:
+        """The sample in words: «sample 18204», «one of samples 3, 4, 5», or what was done instead."""
+        if len(self.indices) == 1:
+            return f"sample {self.indices[0]}"
+        if self.indices:
+            shown = ", ".join(map(str, self.indices[:8])) + (", …" if len(self.indices) > 8 else "")
+            return f"samples {shown}"
+        return ""
+
+    @property
+    def cause(self) -> str:
+        """One clause: what happened."""
+        if self.kind is IncidentKind.EXCEPTION and self.failure:
+            return f"raised {self.failure.type_name}: {first_line(self.failure.message)}"
+        if self.kind is IncidentKind.HANG or (self.hung and self.exit):
+            return f"hung for {self.in_hand.seconds:.1f} s"
+        if self.kind is IncidentKind.SUSPECTED_HANG:
+            return f"has shown no progress for {self.in_hand.seconds:.1f} s"
+        if self.failure:
+            return f"could not start: {self.failure.type_name}: {first_line(self.failure.message)}"
+        return self.exit.words if self.exit else "ended in an unknown way"
+
+    @property
+    def doing(self) -> str:
+        """What it was doing: «fetching sample 18204», «collating batch 7», «idle»."""
+        stage = self.in_hand.stage
+        if stage is Stage.FETCHING and self.indices:
+            return f"fetching {self.sample}"
+        if stage in _BATCH_VERBS and self.batch >= 0:
+            verb = _BATCH_VERBS[stage]
+            named = f" ({self.sample})" if len(self.indices) == 1 else ""
+            return f"{verb} batch {self.batch}{named}"
+        return stage.words
+
+    def __str__(self) -> str:
+        head = f"worker {self.slot} {self.cause} while {self.doing}"
+        return f"{head}: {self.action}" if self.action else head
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values only: what a program or a log can take."""
+        return {
+            "kind": self.kind.value,
+            "cause": self.cause,
+            "doing": self.doing,
+            "slot": self.slot,
+            "incarnation": self.incarnation,
+            "pid": self.pid,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "indices": [plain(i) for i in self.indices],
+            "stage": self.in_hand.stage.name.lower(),
+            "seconds_in_hand": self.in_hand.seconds,
+            "signal": self.exit.signal_name if self.exit else None,
+            "code": self.exit.code if self.exit else None,
+            "exception": self.failure.type_name if self.failure else None,
+            "message": self.failure.message if self.failure else None,
+            "traceback": self.failure.traceback if self.failure else None,
+            "stack": self.stack,
+            "crash": self.crash.to_dict() if self.crash else None,
+            "attempt": self.attempt,
+            "attempts_allowed": self.attempts_allowed,
+            "action": self.action,
+            "number": self.number,
+            "when": self.when,
+        }
+
+
+def first_line(text: str, limit: int = 200) -> str:
+    line = text.strip().splitlines()[0] if text.strip() else ""
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def plain(value: Any) -> Any:
+    return value if isinstance(value, (int, float, str, bool, type(None))) else repr(value)
