@@ -4,7 +4,7 @@ Reads   (trainer, zygote) what the worker wrote last, at any time, without its h
 Writes  (worker) plain 8-byte stores, no lock, no system call.
 Never   blocks; a worker that dies between two stores leaves a record that is still lawful.
 
-    words 0…63     state, see the names below
+    words 0…127    state, see the names below; the last 64 name the batches that were taken up, in turn
     4096…12287     the crash record, written by the fatal-signal handler, see crash.py
     12288…         copies of the random state, written in turn and named by the batch they follow:
                    whichever batch was the last to arrive, its state is here
@@ -23,9 +23,11 @@ _STATE_ROOM = 16384 - 16
 CRASH_AT, CRASH_ROOM = 4096, 8192
 MAPS_AT, MAPS_ROOM = 12288 + COPIES * 16384, 4 << 20
 SIZE = MAPS_AT + MAPS_ROOM
-_STAGE, _BATCH, POSITION, SINCE, _SLOWEST, _DONE, _PID, _COUNT, _STAND_IN = range(9)
+_STAGE, _BATCH, POSITION, SINCE, _SLOWEST, _DONE, _PID, _COUNT, _STAND_IN, _TAKEN, _LEFT = range(11)
 _LAST_STAGE = max(Stage)
 _STATES = tuple(12288 + 16384 * copy for copy in range(COPIES))
+
+_RING, RECENT = 64, 64
 
 _NOTHING = -(1 << 62)
 
@@ -36,7 +38,7 @@ class BlackBox:
     def __init__(self, mapped: ctypes.Array[ctypes.c_ubyte]) -> None:
         self._bytes = memoryview(mapped).cast("B")
         # Open to the innermost loop of a job, which notes POSITION and SINCE itself: a call per sample costs too much.
-        self.words = self._bytes[:512].cast("q")
+        self.words = self._bytes[: 8 * (_RING + RECENT)].cast("q")
         self._heads = tuple(self._bytes[at : at + 16].cast("q") for at in _STATES)
         self._turn = 0
 
@@ -55,6 +57,17 @@ class BlackBox:
         words[POSITION] = position
         words[_BATCH] = batch
         words[_STAGE] = stage
+
+    def take_up(self, batch: int) -> None:
+        """A batch begins."""
+        words = self.words
+        taken = words[_TAKEN]
+        words[_RING + taken % RECENT] = batch
+        words[_TAKEN] = taken + 1
+
+    def note_exit(self) -> None:
+        """Python code ends the process: sys.exit, not os._exit."""
+        self.words[_LEFT] = 1
 
     def note_stand_in(self, index: object) -> None:
         """What is in hand is not what the sampler drew."""
@@ -137,6 +150,22 @@ class BlackBox:
         """Changes whenever the worker gets on with anything."""
         words = self.words
         return words[_STAGE], words[_BATCH], words[POSITION], words[SINCE]
+
+    @property
+    def recent_batches(self) -> tuple[int, ...]:
+        """The last batches that were taken up, oldest first; one that was done again is there again."""
+        taken = self.words[_TAKEN]
+        if not 0 < taken < 1 << 62:  # a wild write over the record
+            return ()
+        return tuple(self.words[_RING + n % RECENT] for n in range(max(0, taken - RECENT), taken))
+
+    @property
+    def batches_done(self) -> int:
+        return self.words[_DONE]
+
+    @property
+    def left_by_exit(self) -> bool:
+        return self.words[_LEFT] == 1
 
     def random_state(self, batch: int) -> bytes | None:
         """The random state right after `batch`, if the worker got that far."""

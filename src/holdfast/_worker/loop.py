@@ -206,6 +206,9 @@ def main(
                 arena.forget()
     except EOFError:
         box.enter(Stage.LEAVING)
+    except SystemExit:
+        box.note_exit()
+        raise
 
 
 def _prepared(desk: Desk, channel: Channel, prepare: Callable[[], T]) -> T | None:
@@ -228,6 +231,7 @@ def _run_task(desk: Desk, job: Job, frame: Frame, channel: Channel) -> None:
         desk.arena.give_back(wire.unpack_numbers(frame.body, freed))
     desk.dealt_with.clear()
     desk.arena.begin()
+    desk.box.take_up(seq)
     try:
         job.run(seq, memoryview(frame.body)[8 * freed :], probe)
     except StreamEnded:

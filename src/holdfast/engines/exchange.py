@@ -20,6 +20,7 @@ from holdfast._transport import wire
 from holdfast._transport.wire import Kind
 from holdfast._worker import loop
 from holdfast.engines.workers import Memory, Result, Worker
+from holdfast.evidence import Evidence
 from holdfast.incident import Decision, Exit, InHand, Stage
 from holdfast.records import Event
 
@@ -218,10 +219,21 @@ class Exchange:
             Exit() if worker.lost else Exit.from_wait_status(worker.status or 0),
             in_hand,
             stack=(_SCRIBBLED if worker.channel.garbled else "") + stacks.read(worker.stack_fd),
-            evidence=replace(worker.evidence, crash=crash.read(worker.box), recorder=crash.AVAILABLE),
+            evidence=self._evidence(worker),
             hung=worker.hung,
             blameless=worker.lost or (worker.channel.torn and not worker.channel.garbled),
         )
+
+    def _evidence(self, worker: Worker) -> Evidence:
+        """What its watchman knows, and what its black box says."""
+        box, known = worker.box, worker.evidence
+        worked = replace(
+            known.worked,
+            recent_batches=box.recent_batches,
+            batches_done=box.batches_done,
+            left_by_exit=box.left_by_exit,
+        )
+        return replace(known, worked=worked, crash=crash.read(box), recorder=crash.AVAILABLE)
 
     def _keep_random(self, slot: int) -> None:
         worker, kept = self._workers[slot], self._memories[slot]

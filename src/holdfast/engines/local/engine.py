@@ -200,10 +200,11 @@ class LocalEngine(Exchange):
                 if worker is not None:
                     worker.pid = frame.seq
             elif frame.kind == Kind.EXITED:
-                slot, incarnation, status, hung, seconds = wire.load(frame.body)
+                slot, incarnation, status, hung, seconds, evidence = wire.load(frame.body)
                 worker = self._worker(slot, incarnation)
                 if worker is not None:
                     worker.pid, worker.status, worker.hung, worker.seconds = frame.seq, status, hung, seconds
+                    worker.evidence = evidence
                     self._ended = True
             elif frame.kind == Kind.SUSPECTED:
                 incarnation, in_hand, stack = wire.load(frame.body)

@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast._capture.blackbox import BlackBox
+from holdfast._capture.last_words import Echo, LastWords
+from holdfast._capture.vitals import Vitals
 from holdfast._system import nameless, processes
 from holdfast._system.channel import Channel, Frame
 from holdfast._transport import wire
@@ -35,6 +37,7 @@ from holdfast.engines.local import solo
 from holdfast.engines.payload import Payload
 from holdfast.engines.watch import WatchSettings
 from holdfast.engines.watching import Watched, look_after
+from holdfast.evidence import Evidence, Seen, Worked
 from holdfast.incident import Stage
 
 LEAVE_GRACE_S = 1.0  # how long a busy worker may take to finish when the trainer hangs up
@@ -54,9 +57,12 @@ class Child:
     handle: int
     box: BlackBox
     stack_fd: int
+    words: LastWords | None
+    vitals: Vitals
     watched: Watched = field(default_factory=Watched)
     condemned: bool = False
     seconds: float = 0.0
+    seen: Seen | None = None  # how it hung
 
 
 def main(sock: socket.socket, payload: Payload, entry: Entry, settings: WatchSettings) -> None:
@@ -145,6 +151,8 @@ class Zygote:
         self._slowest_s = 0.0
         self._unforkable = unforkable  # why workers get an interpreter of their own
         self._poller.register(wake[0], select.POLLIN)
+        self._echo = Echo()
+        self._by_words: dict[int, LastWords] = {}
 
     def serve(self) -> None:
         self._channel.send(Kind.LOADED, os.getpid(), parts=[self._unforkable.encode()])
@@ -154,7 +162,12 @@ class Zygote:
                 if fd == self._trainer or (fd == self._wake[0] and self._was_told_to_leave()):
                     self._leave(grace_s=0.0)
                     return
-                if fd == self._channel.fileno():
+                if fd in self._by_words:
+                    self._hear(self._by_words[fd])
+                elif fd == self._echo.fileno():
+                    self._echo.write(b"")
+                    self._listen_again()
+                elif fd == self._channel.fileno():
                     for frame in self._channel.receive():
                         if frame.kind == Kind.LEAVE:
                             self._leave(frame.extra / 1000)
@@ -189,18 +202,22 @@ class Zygote:
         descriptors = tuple(map(int, frame.handles))
         socket_fd, bell_fd, box_fd, stack_fd = descriptors
         zygote = os.getpid()
+        words: LastWords | None = None
         try:
+            words = LastWords(self._echo) if self._echo.usable else None
             pid = _fork_patiently()
         except OSError as error:
             for fd in descriptors:
                 os.close(fd)
+            if words is not None:
+                words.close()
             failure = failures.capture(error, Stage.STARTING, advice=_NO_PROCESS)
             self._channel.send(Kind.UNFORKED, slot, incarnation, [wire.dump(failure)])
             return
         if pid == 0:
             processes.die_with_parent(zygote)
             processes.lead_own_group()
-            self._become_worker(slot, descriptors)
+            self._become_worker(slot, descriptors, words)
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # whichever of the two comes first
         os.close(socket_fd)
@@ -208,11 +225,15 @@ class Zygote:
         handle = os.pidfd_open(pid)
         box = BlackBox(nameless.attach(box_fd))
         os.close(box_fd)
-        self._children[pid] = Child(slot, incarnation, pid, handle, box, stack_fd)
+        self._children[pid] = Child(slot, incarnation, pid, handle, box, stack_fd, words, Vitals(pid))
+        if words is not None:
+            words.listen()
+            self._by_words[words.fileno()] = words
+            self._poller.register(words.fileno(), select.POLLIN)
         self._poller.register(handle, select.POLLIN)
         self._channel.send(Kind.FORKED, pid, slot, [wire.dump(incarnation)])
 
-    def _become_worker(self, slot: int, descriptors: tuple[int, ...]) -> None:
+    def _become_worker(self, slot: int, descriptors: tuple[int, ...], words: LastWords | None) -> None:
         """In the child: never returns."""
         code = 1
         try:
@@ -220,9 +241,14 @@ class Zygote:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             for fd in self._wake:
                 os.close(fd)
+            if words is not None:
+                words.speak()
+            self._echo.close()
             for child in self._children.values():
                 os.close(child.handle)
                 os.close(child.stack_fd)
+                if child.words is not None:
+                    child.words.close()
             if self._trainer >= 0:
                 os.close(self._trainer)
             if self._unforkable:
@@ -259,23 +285,69 @@ class Zygote:
             # The group before the leader is reaped: until then its pid cannot be anybody else's.
             if ended.si_pid in self._children:
                 processes.kill_group(ended.si_pid)
-            pid, status = os.waitpid(ended.si_pid, 0)
+            pid, status, usage = os.wait4(ended.si_pid, 0)
             child = self._children.pop(pid, None)
             if child is not None:
+                evidence = self._evidence(child, usage.ru_maxrss * 1024)
                 self._forget(child)
                 # It hung only if our SIGKILL is what ended it: it may have been dead already.
                 hung = child.condemned and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-                report = (child.slot, child.incarnation, status, hung, child.seconds)
+                report = (child.slot, child.incarnation, status, hung, child.seconds, evidence)
                 self._channel.send(Kind.EXITED, pid, 0, [wire.dump(report)])
 
+    def _evidence(self, child: Child, peak_bytes: int) -> Evidence:
+        """What is known of a worker that has just ended, beside what its black box says."""
+        if child.words is not None:
+            self._hear(child.words)
+        vitals = child.vitals
+        worked = Worked(
+            memory=vitals.samples(time.monotonic()),
+            peak_resident_bytes=peak_bytes,
+            descriptors=vitals.descriptors,
+            threads=vitals.threads,
+        )
+        return Evidence(worked, child.seen, last_words=child.words.text if child.words is not None else "")
+
     def _forget(self, child: Child) -> None:
+        if child.words is not None:
+            fd = child.words.fileno()
+            if self._by_words.pop(fd, None) is not None:
+                with contextlib.suppress(KeyError):  # nobody listens to it while nobody reads ours
+                    self._poller.unregister(fd)
+            child.words.close()
         self._poller.unregister(child.handle)
         os.close(child.handle)
         os.close(child.stack_fd)
         child.box.release()
 
+    # ------------------------------------------------------------ standard error
+
+    def _hear(self, words: LastWords) -> None:
+        more = words.hear()
+        if self._echo.pending:
+            # Nobody reads ours: nobody is listened to until somebody does.
+            for fd in self._by_words:
+                with contextlib.suppress(KeyError):
+                    self._poller.unregister(fd)
+            self._poller.register(self._echo.fileno(), select.POLLOUT)
+        elif not more and self._by_words.pop(words.fileno(), None) is not None:
+            self._poller.unregister(words.fileno())  # it closed its standard error
+
+    def _listen_again(self) -> None:
+        if not self._echo.pending:
+            self._poller.unregister(self._echo.fileno())
+            for fd in self._by_words:
+                self._poller.register(fd, select.POLLIN)
+
+    # ------------------------------------------------------------ leaving
+
     def _leave(self, grace_s: float) -> None:
         """End everything; idle workers have seen the trainer hang up and leave by themselves."""
+        self._end_all(grace_s)
+        if self._echo.pending:
+            self._echo.finish()
+
+    def _end_all(self, grace_s: float) -> None:
         deadline = time.monotonic() + grace_s
         while self._children and time.monotonic() < deadline:
             poller = select.poll()
@@ -304,6 +376,9 @@ class Zygote:
     # ------------------------------------------------------------ hangs
 
     def _watch(self) -> None:
+        now = time.monotonic()
+        for child in self._children.values():
+            child.vitals.look(now)
         if self._settings.sample_timeout is None:
             return
         slowest = self._slowest_s = max(self._slowest_s, *(c.box.slowest_s for c in self._children.values()), 0.0)

@@ -1,0 +1,133 @@
+"""The last lines that workers write to standard error: kept, and passed on to where they would have gone.
+
+Reads   (zygote) a pipe per worker, which is the worker's descriptor 2.
+Writes  (zygote) what came to the standard error that it inherited, byte for byte.
+Never   blocks the zygote: where nobody reads, the worker waits at a full pipe, as it would have without us.
+
+    worker, descriptor 2 ──pipe──► zygote: keeps the last 8 KiB ──► the trainer's standard error
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import socket
+import stat
+import time
+
+KEPT_BYTES = 8192
+_CHUNK = 1 << 16
+_STDERR = 2
+_LAST_PATIENCE_S = 0.5
+
+
+class Echo:
+    """Where standard error goes, written without ever blocking; shared by all pipes of a zygote."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._fd = -1
+        self.pending = b""
+        try:
+            self._open(os.fstat(_STDERR).st_mode)
+        except OSError:
+            self._fd = -1  # closed, or it cannot be opened again: workers keep it as it is
+
+    def _open(self, mode: int) -> None:
+        if stat.S_ISSOCK(mode):
+            self._socket = socket.socket(fileno=os.dup(_STDERR))
+            self._fd = self._socket.fileno()
+        elif stat.S_ISREG(mode):
+            self._fd = os.dup(_STDERR)
+        else:
+            # Opened again, for the flag belongs to the opening: the trainer's own writes must go on blocking.
+            self._fd = os.open(f"/proc/self/fd/{_STDERR}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+
+    @property
+    def usable(self) -> bool:
+        return self._fd >= 0
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def write(self, data: bytes) -> None:
+        """Pass on what there is; what does not fit now stays in `pending`."""
+        self.pending += data
+        while self.pending:
+            try:
+                if self._socket is not None:
+                    written = self._socket.send(self.pending, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                else:
+                    written = os.write(self._fd, self.pending)
+            except BlockingIOError:
+                return
+            except OSError:  # nobody is there any more, or the disk is full: nobody can be told either
+                self.pending = b""
+                return
+            self.pending = self.pending[written:]
+
+    def finish(self) -> None:
+        """Pass on the rest, for as long as somebody may still come to read it."""
+        deadline = time.monotonic() + _LAST_PATIENCE_S
+        poller = select.poll()
+        poller.register(self._fd, select.POLLOUT)
+        while self.pending and time.monotonic() < deadline:
+            poller.poll((deadline - time.monotonic()) * 1000)
+            self.write(b"")
+
+    def close(self) -> None:
+        """In a worker: it is the zygote's."""
+        if self._socket is not None:
+            self._socket.close()
+        elif self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+
+class LastWords:
+    """One worker's pipe."""
+
+    def __init__(self, echo: Echo) -> None:
+        self._echo = echo
+        self._kept = b""
+        self._read, self._write = os.pipe2(os.O_CLOEXEC)
+        fcntl.fcntl(self._read, fcntl.F_SETFL, os.O_NONBLOCK)
+
+    def fileno(self) -> int:
+        return self._read
+
+    def speak(self) -> None:
+        """In the worker: standard error is the pipe from now on."""
+        os.dup2(self._write, _STDERR)
+        self.close()
+
+    def listen(self) -> None:
+        """In the zygote, after the fork."""
+        os.close(self._write)
+        self._write = -1
+
+    def hear(self) -> bool:
+        """Take and pass on what was written; whether more can come. Nothing is taken while nobody reads ours."""
+        while not self._echo.pending:
+            try:
+                data = os.read(self._read, _CHUNK)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            self._kept = (self._kept + data)[-KEPT_BYTES:]
+            self._echo.write(data)
+        return True
+
+    @property
+    def text(self) -> str:
+        return self._kept.decode("utf-8", "replace")
+
+    def close(self) -> None:
+        for fd in (self._read, self._write):
+            if fd >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+        self._read = self._write = -1
