@@ -15,6 +15,8 @@ from typing import Any
 
 from holdfast.crashes import CrashRecord
 
+RECENT_SAMPLES = 64
+
 
 @dataclass(frozen=True)
 class MemorySample:

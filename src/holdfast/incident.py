@@ -182,6 +182,7 @@ class Incident:
     positions: tuple[int, ...] = ()
     index: Any = None
     indices: tuple[Any, ...] = ()
+    described: tuple[str, ...] = ()  # the indices in the user's words, by `describe=`
     epoch: int = 0
     exit: Exit | None = None
     failure: Failure | None = None
@@ -213,7 +214,8 @@ class Incident:
     def sample(self) -> str:
         """The sample in words: «sample 18204», «one of samples 3, 4, 5», or what was done instead."""
         if len(self.indices) == 1:
-            return f"sample {self.indices[0]}"
+            named = f" ({self.described[0]})" if self.described else ""
+            return f"sample {self.indices[0]}{named}"
         if self.indices:
             shown = ", ".join(map(str, self.indices[:8])) + (", …" if len(self.indices) > 8 else "")
             return f"samples {shown}"

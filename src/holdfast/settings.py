@@ -117,6 +117,21 @@ def decision_of(answer: Any) -> Decision:
         ) from None
 
 
+def check_callable(name: str, value: Any) -> Any:
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be a function index → text, got {value!r}")
+    return value
+
+
+def check_listeners(value: Any) -> tuple[Callable[[Incident], object], ...]:
+    """`on_incident=`: one callable, or several."""
+    listeners = (value,) if callable(value) else tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    for listener in listeners:
+        if not callable(listener):
+            raise TypeError(f"on_incident must be a callable that takes an Incident, or several, got {value!r}")
+    return listeners
+
+
 def _check_rule(name: str, rule: Any) -> None:
     if callable(rule) and not isinstance(rule, str):
         return

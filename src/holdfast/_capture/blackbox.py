@@ -65,6 +65,10 @@ class BlackBox:
         words[_RING + taken % RECENT] = batch
         words[_TAKEN] = taken + 1
 
+    def forget_batches(self) -> None:
+        """Batches are numbered anew."""
+        self.words[_TAKEN] = 0
+
     def note_exit(self) -> None:
         """Python code ends the process: sys.exit, not os._exit."""
         self.words[_LEFT] = 1

@@ -45,6 +45,10 @@ class Concluded(NamedTuple):
     incident: Incident | None
 
 
+def _is_no_start(action: Action) -> bool:
+    return type(action) is not r.StartWorker
+
+
 class Runner:
     def __init__(self, engine: Engine, machine: Machine, door: FrontDoor) -> None:
         self._engine = engine
@@ -79,6 +83,9 @@ class Runner:
     def _handle(self, event: Event) -> None:
         actions = self._machine.handle(event, time.monotonic())
         if actions:
+            if type(event) is r.WorkerExited:
+                # The newcomer first: it starts while the incident is looked into.
+                actions.sort(key=_is_no_start)
             self._carry_out(actions)
 
     def _carry_out(self, actions: list[Action]) -> None:

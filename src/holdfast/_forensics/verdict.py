@@ -26,13 +26,14 @@ def judge(incident: Incident) -> Verdict:
 def unknown(incident: Incident, *more: str) -> Verdict:
     """No rule knows it: everything that is known, instead of a guess."""
     facts = [incident.cause]
+    cause = f"{incident.cause}, and nothing says why"
     if incident.exit is not None:
-        facts.append(incident.exit.explanation)
+        cause = incident.exit.explanation
     if incident.evidence.last_words:
         facts.append(f"it last wrote: {incident.evidence.last_words.strip().splitlines()[-1]}")
     return Verdict(
         Name.UNKNOWN,
-        f"{incident.cause}, and nothing says why",
+        cause,
         facts=(*facts, *more),
         remedies=('run the sample alone: dataset[index] in a fresh interpreter, under "python -X faulthandler"',),
         confidence=Confidence.POSSIBLE,

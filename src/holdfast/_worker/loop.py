@@ -195,6 +195,7 @@ def main(
             elif frame.kind == Kind.EPOCH:
                 desk.place = None
                 box.forget_random_states()  # the trainer has them; batches are numbered anew
+                box.forget_batches()
                 kept = _prepared(desk, channel, functools.partial(job.begin_epoch, wire.load(frame.body)))
                 if kept is None:
                     return

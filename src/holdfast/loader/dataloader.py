@@ -19,7 +19,7 @@ from holdfast.incident import Incident
 from holdfast.loader.inline import InlineIterator
 from holdfast.loader.iterator import SupervisedIterator
 from holdfast.loader.ledger import Ledger, Quarantine
-from holdfast.settings import FaultPolicy, FaultRule, fault_policy
+from holdfast.settings import FaultPolicy, FaultRule, check_callable, check_listeners, fault_policy
 from holdfast.statistics import Statistics
 
 T_co = TypeVar("T_co", covariant=True)
@@ -30,11 +30,13 @@ _TORCH_TAKES = frozenset(inspect.signature(torch.utils.data.DataLoader.__init__)
 class DataLoader(torch.utils.data.DataLoader[T_co]):
     """A drop-in for `torch.utils.data.DataLoader` whose worker processes may die in any way.
 
-    Every argument of torch's has torch's meaning. One is new:
+    Every argument of torch's has torch's meaning. These are new:
 
-    faults   what is done about samples that raise, or that kill or hang their worker: "raise" (the
+    faults       what is done about samples that raise, or that kill or hang their worker: "raise" (the
              default), "skip", "replace", a callable that is given the `Incident` and returns one of these
              words, or a `FaultPolicy` for the rest (retries, timeouts, limits)
+    describe     a function index → text, such as a file name: messages and reports then show it
+    on_incident  a callable, or several, that are given each `Incident` as it happens; what they raise is logged
 
     A worker that dies is replaced and its work done again, whatever the policy: batches, their order and their
     random augmentation are those of an undisturbed run.
@@ -61,10 +63,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         faults: FaultRule | FaultPolicy = "raise",
+        describe: Callable[[Any], str] | None = None,
+        on_incident: Callable[[Incident], object] | Sequence[Callable[[Incident], object]] = (),
     ) -> None:
         self.faults = faults
+        self.describe = check_callable("describe", describe)
         self._policy = fault_policy(faults)
-        self._ledger = Ledger()
+        self._ledger = Ledger(check_listeners(on_incident))
         self._latest: weakref.ref[SupervisedIterator] | None = None
         self.in_order = in_order
         options: dict[str, Any] = {

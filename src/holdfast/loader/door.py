@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -21,14 +22,17 @@ from holdfast import records as r
 from holdfast._forensics import autopsy
 from holdfast._transport import wire
 from holdfast._worker import failures
+from holdfast.evidence import Evidence
 from holdfast.incident import Decision, Failure, Incident, IncidentKind, InHand, Stage
 from holdfast.loader import tasks
+from holdfast.loader.history import History
 from holdfast.loader.ledger import Ledger, StreamIndex, key_of
 from holdfast.loader.raising import rebuilt
 from holdfast.records import Plan
 from holdfast.settings import FaultPolicy, decision_of
 
 _CANDIDATES = 32
+_MOST_DESCRIBED = 8
 _REMEMBERED_DRAWS = 4096
 
 
@@ -42,12 +46,23 @@ class Sight(Protocol):
 class Door:
     """The front door that a loader's runner works for."""
 
-    def __init__(self, ledger: Ledger, policy: FaultPolicy, engine: Sight, *, stream: bool, batched: bool) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        policy: FaultPolicy,
+        engine: Sight,
+        *,
+        stream: bool,
+        batched: bool,
+        describe: Callable[[Any], str] | None = None,
+    ) -> None:
         self.ledger = ledger
         self.policy = policy
         self.engine = engine
         self.stream = stream
         self.batched = batched
+        self.describe = describe
+        self.history = History(self._listed)
         self.drawn: dict[int, Any] = {}  # seq → index as the sampler gave it
         self.pool: Any = None  # where replacements are drawn from
         self.seed = 0
@@ -93,11 +108,13 @@ class Door:
         self.drawn.clear()
         self._candidates.clear()
         self._substituted.clear()
+        self.history.clear()
         self.pool = pool
 
     def forget(self, seq: int) -> None:
         """The batch is over."""
-        self.drawn.pop(seq, None)
+        if seq in self.drawn:
+            self.history.keep(seq, self.drawn.pop(seq))
         if self._candidates:
             self._candidates.pop(seq, None)
             self._substituted.pop(seq, None)
@@ -130,6 +147,8 @@ class Door:
             replace(
                 incident,
                 indices=indices,
+                described=self._described(indices),
+                evidence=self._with_recent(incident),
                 index=indices[0] if len(indices) == 1 else None,
                 epoch=self.ledger.epoch,
                 pid=pid,
@@ -140,6 +159,23 @@ class Door:
         )
         self._last = (incident, explained)
         return explained
+
+    def _described(self, indices: tuple[Any, ...]) -> tuple[str, ...]:
+        if self.describe is None:
+            return ()
+        try:
+            return tuple(str(self.describe(index)) for index in indices[:_MOST_DESCRIBED])
+        except Exception as error:  # words are no reason to lose the incident
+            return (f"describe raised {type(error).__name__}: {error}",)
+
+    def _with_recent(self, incident: Incident) -> Evidence:
+        """The evidence, with the samples that its worker took up last."""
+        evidence = incident.evidence
+        batches = evidence.worked.recent_batches
+        if not batches or self.stream:
+            return evidence
+        recent = self.history.recent(batches, incident.in_hand, self.drawn)
+        return replace(evidence, worked=replace(evidence.worked, recent_indices=recent))
 
     def _indices(self, incident: Incident) -> tuple[Any, ...]:
         if self.stream:

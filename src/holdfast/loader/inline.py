@@ -147,9 +147,11 @@ class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
             asks=callable(policy.on_error),
         )
         self._ledger = loader._ledger
-        self._ledger.epoch += 1
+        self._ledger.begin_epoch()
         engine = InlineEngine(StreamJob(settings) if stream else MapJob(settings))
-        self._door = Door(self._ledger, policy, engine, stream=stream, batched=self._auto_collation)
+        self._door = Door(
+            self._ledger, policy, engine, stream=stream, batched=self._auto_collation, describe=loader.describe
+        )
         self._door.seed = int(self._base_seed)
         self._door.pool = () if stream else replacement_pool(loader)
         engine.door = self._door
@@ -165,8 +167,13 @@ class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
                 if self._told:
                     raise StopIteration
                 self._told = True
+                self._ledger.end_epoch()
                 raise give_up_error(self._runner.given_up, self._ledger)
-            index = next(self._sampler_iter)
+            try:
+                index = next(self._sampler_iter)
+            except StopIteration:
+                self._ledger.end_epoch()
+                raise
             seq, self._seq = self._seq, self._seq + 1
             self._door.draw(seq, index)
             self._runner.tell(r.TaskSubmitted(seq, 0, self._door.size_of(seq), True, ()))
@@ -179,6 +186,7 @@ class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
             if concluded is None:
                 continue
             if concluded.outcome is Outcome.ENDED:
+                self._ledger.end_epoch()
                 raise StopIteration
             if concluded.outcome is Outcome.EMPTY:
                 self._ledger.emptied += 1

@@ -59,7 +59,15 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         watch = WatchSettings(self._policy.sample_timeout, self._policy.hang_floor_s)
         self._engine = make_engine(context, self._make_job(loader), self._num_workers, watch)
         self._machine = Machine(self._num_workers, self._policy)
-        self._door = Door(self._ledger, self._policy, self._engine, stream=self._stream, batched=self._auto_collation)
+        self._door = Door(
+            self._ledger,
+            self._policy,
+            self._engine,
+            stream=self._stream,
+            batched=self._auto_collation,
+            describe=loader.describe,
+        )
+        self._door.history.expect(self._num_workers, loader.batch_size or 1)
         self._door.seed = int(self._base_seed)
         self._runner = Runner(self._engine, self._machine, self._door)
         if not self._in_order:
@@ -109,7 +117,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         if not first_iter:
             self._drain()
         torch_loader._BaseDataLoaderIter._reset(self, loader, first_iter)
-        self._ledger.epoch += 1
+        self._ledger.begin_epoch()
         self._send_idx = 0
         self._rcvd_idx = 0
         self._hand: tuple[int, Any] | None = None  # a batch that was opened and not returned yet
@@ -190,6 +198,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
                     self._engine.rest()
                 else:
                     self._shutdown_workers()
+                self._ledger.end_epoch()
                 raise StopIteration
             concluded = self._runner.concluded[seq]
             problem = None
@@ -294,6 +303,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             if runner.given_up is not None:
                 self._shutdown_workers()
                 self._outstanding.clear()  # told once; after that the epoch is over, so that nobody spins on it
+                self._ledger.end_epoch()
                 raise give_up_error(runner.given_up, self._ledger)
             self._wait()
 

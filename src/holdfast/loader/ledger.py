@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.incident import Incident, IncidentKind
 
 log = logging.getLogger("holdfast")
+
+_MOST_NAMED = 8
 
 
 class StreamIndex(NamedTuple):
@@ -76,7 +79,8 @@ def key_of(index: Any) -> Any:
 
 
 class Ledger:
-    def __init__(self) -> None:
+    def __init__(self, listeners: Sequence[Callable[[Incident], object]] = ()) -> None:
+        self.listeners = tuple(listeners)
         self.incidents: list[Incident] = []
         self.quarantine = Quarantine()
         self.epoch = -1
@@ -86,8 +90,40 @@ class Ledger:
         self.restarts = 0
         self.retries = 0
         self.replaced = 0
+        self._summed_up = 0  # incidents that a summary has told of
+        self._complained: set[int] = set()  # listeners that have failed, and the log has said so
 
     def add(self, incident: Incident) -> None:
         self.incidents.append(incident)
         level = logging.INFO if incident.action == "raised" else logging.WARNING
-        log.log(level, "%s", incident)
+        why = f" ({incident.verdict.words})" if incident.verdict is not None and incident.exit is not None else ""
+        log.log(level, "%s%s", incident, why)
+        for place, listener in enumerate(self.listeners):
+            try:
+                listener(incident)
+            except Exception:
+                if place not in self._complained:
+                    self._complained.add(place)
+                    log.exception("on_incident=%r failed; the job goes on, and this is said once", listener)
+
+    def begin_epoch(self) -> None:
+        self.end_epoch()  # which the user may have left early
+        self.epoch += 1
+
+    def end_epoch(self) -> None:
+        """Sum up an epoch that had incidents, in the log."""
+        seen = self.incidents[self._summed_up :]
+        self._summed_up = len(self.incidents)
+        if seen:
+            log.warning("%s", summary(self.epoch, seen, self.quarantine))
+
+
+def summary(epoch: int, incidents: Sequence[Incident], quarantine: Quarantine) -> str:
+    """One paragraph on an epoch: how many of what, which samples are out."""
+    counts = Counter(i.verdict.name.value if i.verdict is not None else i.kind.value for i in incidents)
+    told = ", ".join(f"{count} × {name}" for name, count in counts.most_common())
+    out = [index for index, incident in quarantine.items() if incident.epoch == epoch]
+    named = ", ".join(map(str, out[:_MOST_NAMED])) + (", …" if len(out) > _MOST_NAMED else "")
+    plural = "s" if len(incidents) > 1 else ""
+    left_out = f"; {len(out)} sample{'s' if len(out) > 1 else ''} left out or replaced: {named}" if out else ""
+    return f"epoch {epoch} ended with {len(incidents)} incident{plural}: {told}{left_out}"
