@@ -12,7 +12,9 @@ from torch.utils.data import Dataset, IterableDataset
 
 import holdfast
 from holdfast import FaultPolicy, Incident
-from holdfast.evidence import RECENT_SAMPLES
+from holdfast.evidence import RECENT_SAMPLES, Evidence
+from holdfast.incident import IncidentKind, InHand, Stage
+from holdfast.loader.ledger import KEPT_WHOLE, Ledger
 
 pytestmark = pytest.mark.faults
 METHODS = ("fork", "spawn", "forkserver")
@@ -215,3 +217,18 @@ def test_the_log_names_the_cause_of_a_death(caplog):
     list(loader)
 
     assert loader.incidents[0].verdict.cause in caplog.text
+
+
+def test_incidents_of_long_ago_go_on_without_their_evidence():
+    """A million of them must not fill the trainer's memory; those of late keep everything."""
+    ledger = Ledger()
+    for number in range(KEPT_WHOLE + 3):
+        hand = InHand(Stage.FETCHING, number, 0)
+        incident = Incident(
+            *(IncidentKind.CRASH, 0, number, 1, number, hand), indices=(number,), evidence=Evidence(last_words="help")
+        )
+        ledger.quarantine.put(number, incident)
+        ledger.add(incident)
+
+    assert [bool(incident.evidence.last_words) for incident in ledger.incidents] == [False] * 3 + [True] * KEPT_WHOLE
+    assert list(ledger.quarantine.values()) == ledger.incidents
