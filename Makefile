@@ -51,9 +51,10 @@ wheel: setup  ## build the wheel and run an epoch with it, away from src
 demo: setup  ## run the demonstration
 	$(BIN)/python demo/demo.py
 
-bench: setup  ## measure throughput and recovery against stock PyTorch
+bench: setup  ## measure throughput against stock PyTorch, recovery, and what evidence costs
 	$(BIN)/python benchmarks/throughput.py
 	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/capture.py
 
 bench-peers: setup  ## the same for torchdata, Grain and SPDL; installs them, and matplotlib for the plots
 	@$(BIN)/python -m pip install -qq -e '.[torch,bench]' -c constraints.txt

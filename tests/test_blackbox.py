@@ -341,3 +341,33 @@ def test_asking_the_dead_for_their_stacks_is_no_error():
     os.waitpid(pid, 0)
 
     stacks.ask(pid)
+
+
+@pytest.mark.parametrize(("taken", "told"), [(0, ()), (1, (0,)), (64, tuple(range(64))), (100, tuple(range(36, 100)))])
+def test_the_last_batches_are_known_oldest_first(sides, taken, told):
+    """As many as there is room for."""
+    worker, trainer = sides
+
+    for batch in range(taken):
+        worker.take_up(batch)
+
+    assert trainer.recent_batches == told
+
+
+def test_batches_of_an_earlier_epoch_are_forgotten(sides):
+    """They were numbered as those of this one are."""
+    worker, trainer = sides
+    worker.take_up(7)
+
+    worker.forget_batches()
+    worker.take_up(0)
+
+    assert trainer.recent_batches == (0,)
+
+
+def test_a_wild_write_over_the_count_is_no_reason_to_fail(sides):
+    """Whoever dies of a wild write may have hit the record before."""
+    worker, trainer = sides
+    worker.words[blackbox._TAKEN] = -5
+
+    assert trainer.recent_batches == ()

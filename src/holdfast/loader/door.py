@@ -22,7 +22,7 @@ from holdfast import records as r
 from holdfast._forensics import autopsy
 from holdfast._transport import wire
 from holdfast._worker import failures
-from holdfast.evidence import Evidence
+from holdfast.evidence import RECENT_SAMPLES, Evidence
 from holdfast.incident import Decision, Failure, Incident, IncidentKind, InHand, Stage
 from holdfast.loader import tasks
 from holdfast.loader.history import History
@@ -148,7 +148,7 @@ class Door:
                 incident,
                 indices=indices,
                 described=self._described(indices),
-                evidence=self._with_recent(incident),
+                evidence=self._with_recent(incident, indices),
                 index=indices[0] if len(indices) == 1 else None,
                 epoch=self.ledger.epoch,
                 pid=pid,
@@ -168,13 +168,18 @@ class Door:
         except Exception as error:  # words are no reason to lose the incident
             return (f"describe raised {type(error).__name__}: {error}",)
 
-    def _with_recent(self, incident: Incident) -> Evidence:
+    def _with_recent(self, incident: Incident, indices: tuple[Any, ...]) -> Evidence:
         """The evidence, with the samples that its worker took up last."""
         evidence = incident.evidence
         batches = evidence.worked.recent_batches
-        if not batches or self.stream:
+        if not batches:
             return evidence
-        recent = self.history.recent(batches, incident.in_hand, self.drawn)
+        if self.stream:
+            upto = indices[-1].ordinal + 1 if indices else 0
+            first = max(0, upto - RECENT_SAMPLES)
+            recent: tuple[Any, ...] = tuple(StreamIndex(incident.slot, ordinal) for ordinal in range(first, upto))
+        else:
+            recent = self.history.recent(batches, incident.in_hand, self.drawn)
         return replace(evidence, worked=replace(evidence.worked, recent_indices=recent))
 
     def _indices(self, incident: Incident) -> tuple[Any, ...]:

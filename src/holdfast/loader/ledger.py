@@ -11,13 +11,16 @@ import logging
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from holdfast.evidence import NO_EVIDENCE
 from holdfast.incident import Incident, IncidentKind
 
 log = logging.getLogger("holdfast")
 
 _MOST_NAMED = 8
+KEPT_WHOLE = 100  # incidents that keep their evidence in memory; the journal has that of all
 
 
 class StreamIndex(NamedTuple):
@@ -42,6 +45,11 @@ class Quarantine(Mapping[Any, Incident]):
         self._incidents[key] = incident
         if incident.kind is not IncidentKind.EXCEPTION:
             self._deadly.add(key)
+
+    def exchange(self, old: Incident, new: Incident) -> None:
+        for key in map(key_of, old.indices):
+            if self._incidents.get(key) is old:
+                self._incidents[key] = new
 
     def is_deadly(self, index: Any) -> bool:
         return key_of(index) in self._deadly
@@ -95,6 +103,8 @@ class Ledger:
 
     def add(self, incident: Incident) -> None:
         self.incidents.append(incident)
+        if len(self.incidents) > KEPT_WHOLE:
+            self._slim(len(self.incidents) - KEPT_WHOLE - 1)
         level = logging.INFO if incident.action == "raised" else logging.WARNING
         why = f" ({incident.verdict.words})" if incident.verdict is not None and incident.exit is not None else ""
         log.log(level, "%s%s", incident, why)
@@ -105,6 +115,14 @@ class Ledger:
                 if place not in self._complained:
                     self._complained.add(place)
                     log.exception("on_incident=%r failed; the job goes on, and this is said once", listener)
+
+    def _slim(self, place: int) -> None:
+        """An incident of long ago goes on without its evidence: a job may have a million of them."""
+        whole = self.incidents[place]
+        if whole.evidence is NO_EVIDENCE:
+            return
+        slim = self.incidents[place] = replace(whole, evidence=NO_EVIDENCE)
+        self.quarantine.exchange(whole, slim)
 
     def begin_epoch(self) -> None:
         self.end_epoch()  # which the user may have left early

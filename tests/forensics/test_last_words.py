@@ -1,0 +1,161 @@
+"""What workers write to standard error arrives where it always did, and its end in the incident."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from forensics.programs.speaking import WHAT
+from holdfast._capture.last_words import KEPT_BYTES
+from transport.watching import wait_until
+
+pytestmark = pytest.mark.faults
+PROGRAM = Path(__file__).parent / "programs" / "speaking.py"
+METHODS = ("fork", "spawn", "forkserver")
+DEADLINE_S = 60
+
+
+class Ear:
+    """Somewhere for standard error to go."""
+
+    def __init__(self, reading: int, writing: int) -> None:
+        self.reading, self.writing = reading, writing
+        self.heard = b""
+
+    def hear(self) -> None:
+        """Everything, to its end."""
+        while True:
+            try:
+                data = os.read(self.reading, 1 << 16)
+            except OSError:  # what a terminal says when nobody has it open any more
+                return
+            if not data:
+                return
+            self.heard += data
+
+
+@contextmanager
+def ear_of(kind: str, folder: Path) -> Iterator[Ear]:
+    if kind == "file":
+        fd = os.open(folder / "stderr", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        ear = Ear(os.open(folder / "stderr", os.O_RDONLY), fd)
+    elif kind == "terminal":
+        ear = Ear(*pty.openpty())
+    elif kind == "socket":
+        ours, theirs = socket.socketpair()
+        ear = Ear(ours.detach(), theirs.detach())
+    else:
+        ear = Ear(*os.pipe())
+    try:
+        yield ear
+    finally:
+        os.close(ear.reading)
+
+
+def run(method: str, what: str, ear: Ear, *, late: bool = False) -> list[Any]:
+    """Run the program; `late`: nobody listens before it has said more than any pipe holds."""
+    program = subprocess.Popen(
+        [sys.executable, str(PROGRAM), method, what],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=ear.writing,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        text=True,
+    )
+    os.close(ear.writing)
+    with program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        listener = threading.Thread(target=ear.hear)
+        if not late:
+            listener.start()
+        program.stdin.write("go\n")
+        program.stdin.flush()
+        if late:
+            wait_until_blocked(program.pid)
+            listener.start()
+        told, _ = program.communicate(timeout=DEADLINE_S)
+        listener.join(DEADLINE_S)
+        ear.hear()  # a file ends wherever it is read
+    assert program.returncode == 0
+    return json.loads(told)
+
+
+def wait_until_blocked(pid: int) -> None:
+    """Until some worker of the program waits in a write."""
+
+    def blocked() -> bool:
+        for process in psutil.Process(pid).children(recursive=True):
+            try:
+                if Path(f"/proc/{process.pid}/wchan").read_text().startswith(("pipe_write", "anon_pipe_write")):
+                    return True
+            except OSError:
+                continue
+        return False
+
+    assert wait_until(blocked, DEADLINE_S)
+
+
+def expected(what: str) -> bytes:
+    return b"".join(WHAT[what] % index for index in (1, 3, 5))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", ["pipe", "file", "terminal", "socket"])
+def test_last_words_arrive_where_they_went_and_in_the_incident(kind, method, tmp_path):
+    """Byte for byte, from workers that die and from those that do not."""
+    with ear_of(kind, tmp_path) as ear:
+        delivered, kept = run(method, "line", ear)
+
+    # A terminal makes two characters of an end of line. The log says its own lines in between.
+    heard = ear.heard.replace(b"\r\n", b"\n")
+    assert [line for line in heard.splitlines(True) if b"a line of" in line] == expected("line").splitlines(True)
+    assert delivered == [0, 1, 2, 4, 5]
+    assert kept == ["a line of sample 1\na line of sample 3\n"]
+
+
+@pytest.mark.parametrize("what", ["no newline", "bytes"])
+def test_any_bytes_pass(what, tmp_path):
+    """Also what is no text."""
+    with ear_of("file", tmp_path) as ear:
+        _, kept = run("fork", what, ear)
+
+    for index in (1, 3, 5):
+        assert WHAT[what] % index in ear.heard
+    assert kept == [(WHAT[what] % 1 + WHAT[what] % 3).decode("utf-8", "replace")]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+def test_nothing_is_lost_when_nobody_listens_for_a_while(kind, tmp_path):
+    """The worker waits, as it would have without us; then everything arrives, and the end of it is kept."""
+    with ear_of(kind, tmp_path) as ear:
+        _, kept = run("fork", "much", ear, late=True)
+
+    for index in (1, 3, 5):
+        assert WHAT["much"] % index in ear.heard
+    assert len(kept[0]) == KEPT_BYTES
+    assert kept[0].endswith("the end\n")
+
+
+def test_the_job_goes_on_when_the_listener_leaves(tmp_path):
+    """Nobody can be told any more: that is no reason to stop."""
+    with ear_of("pipe", tmp_path) as ear:
+        os.close(ear.reading)
+        ear.reading = os.open(os.devnull, os.O_RDONLY)
+        delivered, kept = run("fork", "line", ear)
+
+    assert delivered == [0, 1, 2, 4, 5]
+    assert len(kept) == 1
