@@ -18,7 +18,7 @@ import pytest
 
 HOUSE = Path(__file__).parents[1] / "src" / "holdfast"
 ROWS = (
-    {"records", "incident", "evidence", "verdicts", "crashes", "errors", "settings", "statistics"},
+    {"records", "incident", "evidence", "verdicts", "quantities", "crashes", "errors", "settings", "statistics"},
     {"_system", "_capture"},
     {"_fleet", "_transport", "_worker", "_forensics", "_metrics", "share"},
     {"engines"},
@@ -29,7 +29,7 @@ ROWS = (
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
 ALLOWED_SIDEWAYS = {("_worker", "_transport")}
 PURE = {
-    *("_fleet/machine.py", "_fleet/policy.py", "_forensics/verdict.py", "_metrics/fold.py"),
+    *("_fleet/machine.py", "_fleet/policy.py", "_fleet/growth.py", "_forensics/verdict.py", "_metrics/fold.py"),
     *(f"_forensics/rules/{name}.py" for name in ("aborts", "faults", "hangs", "instructions", "kills", "python")),
 }
 IMPURE = {

@@ -19,7 +19,7 @@ from holdfast.incident import Incident
 from holdfast.loader.inline import InlineIterator
 from holdfast.loader.iterator import SupervisedIterator
 from holdfast.loader.ledger import Ledger, Quarantine
-from holdfast.settings import FaultPolicy, FaultRule, check_callable, check_listeners, fault_policy
+from holdfast.settings import FaultPolicy, FaultRule, check_callable, check_listeners, check_threads, fault_policy
 from holdfast.statistics import Statistics
 
 T_co = TypeVar("T_co", covariant=True)
@@ -37,6 +37,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
              words, or a `FaultPolicy` for the rest (retries, timeouts, limits)
     describe     a function index → text, such as a file name: messages and reports then show it
     on_incident  a callable, or several, that are given each `Incident` as it happens; what they raise is logged
+    worker_threads  threads that torch, OpenMP, MKL, OpenBLAS, OpenCV and NumExpr may each use in a worker; None:
+                 whatever they like
 
     A worker that dies is replaced and its work done again, whatever the policy: batches, their order and their
     random augmentation are those of an undisturbed run.
@@ -65,8 +67,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         faults: FaultRule | FaultPolicy = "raise",
         describe: Callable[[Any], str] | None = None,
         on_incident: Callable[[Incident], object] | Sequence[Callable[[Incident], object]] = (),
+        worker_threads: int | None = 1,
     ) -> None:
         self.faults = faults
+        self.worker_threads = check_threads(worker_threads)
         self.describe = check_callable("describe", describe)
         self._policy = fault_policy(faults)
         self._ledger = Ledger(check_listeners(on_incident))

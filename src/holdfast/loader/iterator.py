@@ -108,6 +108,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             num_workers=self._num_workers,
             policy=self._policy.without_callables(),
             asks=callable(self._policy.on_error),
+            worker_threads=loader.worker_threads,
         )
         return StreamJob(settings) if self._stream else MapJob(settings)
 

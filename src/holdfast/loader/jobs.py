@@ -23,7 +23,7 @@ from torch.utils.data._utils import worker as torch_worker
 from holdfast._capture.blackbox import POSITION, SINCE
 from holdfast._fleet.policy import pause_s
 from holdfast._transport import wire
-from holdfast._worker import failures
+from holdfast._worker import failures, threads
 from holdfast._worker.loop import Desk, Restored, StreamEnded, TaskFailed
 from holdfast.incident import Decision, Failure, Stage
 from holdfast.loader import collating, culprits, tasks
@@ -45,6 +45,7 @@ class JobSettings:
     num_workers: int
     policy: FaultPolicy
     asks: bool  # on_error is a callable, which only the trainer has
+    worker_threads: int | None = 1
 
 
 class Again(Exception):
@@ -67,7 +68,8 @@ class LoaderJob:
     def prepare(self, desk: Desk, slot: int, restored: Restored) -> None:
         settings = self.settings
         self.desk, self.slot = desk, slot
-        torch.set_num_threads(1)
+        if settings.worker_threads is not None:
+            threads.limit(settings.worker_threads)
         seed = settings.base_seed + slot
         random.seed(seed)
         torch.manual_seed(seed)
