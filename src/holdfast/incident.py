@@ -163,6 +163,7 @@ class IncidentKind(str, enum.Enum):
     HANG = "hang"
     SUSPECTED_HANG = "suspected hang"
     START = "failed start"
+    RECYCLED = "recycled"  # nothing went wrong: a worker left on time, and a fresh one took its place
 
     def __str__(self) -> str:
         return self.value
@@ -194,6 +195,7 @@ class Incident:
     number: int = -1
     id: str = ""  # names it in the journal: `holdfast report ID`
     when: float = 0.0
+    recycled: str = ""  # why a worker was asked to leave: «its memory reached 180 MiB of 200 MiB»
     hung: bool = False  # it was ended because it hung
     stuck: bool = False  # a stream that cannot step over this sample: the rest of it is out of reach
 
@@ -226,6 +228,8 @@ class Incident:
         """One clause: what happened."""
         if self.kind is IncidentKind.EXCEPTION and self.failure:
             return f"raised {self.failure.type_name}: {first_line(self.failure.message)}"
+        if self.kind is IncidentKind.RECYCLED:
+            return f"was recycled: {self.recycled}"
         if self.kind is IncidentKind.HANG or (self.hung and self.exit):
             return f"hung for {self.in_hand.seconds:.1f} s"
         if self.kind is IncidentKind.SUSPECTED_HANG:
@@ -247,7 +251,10 @@ class Incident:
         return stage.words
 
     def __str__(self) -> str:
-        head = f"worker {self.slot} {self.cause} while {self.doing}"
+        head = f"worker {self.slot} {self.cause}"
+        if self.kind is IncidentKind.RECYCLED:
+            return head
+        head += f" while {self.doing}"
         return f"{head}: {self.action}" if self.action else head
 
     def to_dict(self) -> dict[str, Any]:

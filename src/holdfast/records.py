@@ -68,6 +68,7 @@ class WorkerExited:
     stack: str = ""
     evidence: Evidence = NO_EVIDENCE
     hung: bool = False
+    recycled: str = ""  # why it was asked to leave, which it did; empty: it was not asked
     blameless: bool = False
 
 

@@ -50,6 +50,21 @@ def of_death(event: r.WorkerExited, allowed: int) -> Incident:
     )
 
 
+def of_recycling(event: r.WorkerExited) -> Incident:
+    return Incident(
+        kind=IncidentKind.RECYCLED,
+        slot=event.slot,
+        incarnation=event.incarnation,
+        pid=event.pid,
+        batch=-1,
+        in_hand=event.in_hand,
+        exit=event.exit,
+        recycled=event.recycled,
+        evidence=event.evidence,
+        action="recycled",
+    )
+
+
 def of_search(slot: Slot, task: Task, allowed: int) -> Incident:
     """A culprit that was found because others survived without it."""
     return Incident(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from torch.utils.data import Dataset, Sampler
 from holdfast.incident import Incident
 from holdfast.loader.inline import InlineIterator
 from holdfast.loader.iterator import SupervisedIterator
-from holdfast.loader.ledger import Ledger, Quarantine
+from holdfast.loader.ledger import COUNTS, Ledger, Quarantine
 from holdfast.settings import FaultPolicy, FaultRule, check_callable, check_listeners, check_threads, fault_policy
 from holdfast.statistics import Statistics
 
@@ -129,15 +130,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """An immutable snapshot: counts since the loader was made, and the slots as they are now."""
         ledger = self._ledger
         iterator = self._latest() if self._latest is not None else None
-        restarts, retries, replaced = iterator.counts() if iterator is not None else (0, 0, 0)
+        counts = iterator.counts() if iterator is not None else Counter()
         return Statistics(
             epoch=max(0, ledger.epoch),
             delivered=ledger.delivered,
             errored=ledger.errored,
             emptied=ledger.emptied,
-            restarts=ledger.restarts + restarts,
-            retries=ledger.retries + retries,
-            replaced=ledger.replaced + replaced,
+            **{name: getattr(ledger, name) + counts[name] for name in COUNTS},
             quarantined=len(ledger.quarantine),
             incidents=len(ledger.incidents),
             cell_bytes=iterator.cell_bytes if iterator is not None else 0,

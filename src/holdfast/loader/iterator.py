@@ -17,7 +17,7 @@ import pickle
 import time
 import warnings
 import weakref
-from collections import deque
+from collections import Counter, deque
 from typing import Any, NoReturn
 
 import torch
@@ -33,7 +33,7 @@ from holdfast.engines.choice import make_engine
 from holdfast.engines.watch import WatchSettings
 from holdfast.loader.door import Door, give_up_error, replacement_pool
 from holdfast.loader.jobs import JobSettings, MapJob
-from holdfast.loader.ledger import Ledger
+from holdfast.loader.ledger import COUNTS, Ledger
 from holdfast.loader.raising import annotate, reraise
 from holdfast.loader.streams import StreamJob
 from holdfast.records import Outcome
@@ -357,8 +357,9 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
     def cell_bytes(self) -> int:
         return self._engine.cell_bytes()
 
-    def counts(self) -> tuple[int, int, int]:
-        return self._machine.restarts, self._machine.retries, self._machine.replaced
+    def counts(self) -> Counter[str]:
+        """What the machine has counted, beside what the ledger has."""
+        return Counter({name: getattr(self._machine, name) for name in COUNTS})
 
     def slot_statistics(self) -> tuple[SlotStatistics, ...]:
         rows = []
@@ -383,10 +384,9 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         if self._shutdown or os.getpid() != self._owner:
             return
         self._shutdown = True
-        self._ledger.restarts += self._machine.restarts
-        self._ledger.retries += self._machine.retries
-        self._ledger.replaced += self._machine.replaced
-        self._machine.restarts = self._machine.retries = self._machine.replaced = 0
+        for name, count in self.counts().items():
+            setattr(self._ledger, name, getattr(self._ledger, name) + count)
+            setattr(self._machine, name, 0)
         self._finalizer()
 
     def __del__(self) -> None:

@@ -20,6 +20,7 @@ from holdfast.incident import Incident, IncidentKind
 log = logging.getLogger("holdfast")
 
 _MOST_NAMED = 8
+COUNTS = ("restarts", "retries", "replaced", "recycled")  # that a machine and a ledger have in common
 KEPT_WHOLE = 100  # incidents that keep their evidence in memory; the journal has that of all
 
 
@@ -98,6 +99,7 @@ class Ledger:
         self.restarts = 0
         self.retries = 0
         self.replaced = 0
+        self.recycled = 0
         self._summed_up = 0  # incidents that a summary has told of
         self._complained: set[int] = set()  # listeners that have failed, and the log has said so
 
@@ -105,7 +107,7 @@ class Ledger:
         self.incidents.append(incident)
         if len(self.incidents) > KEPT_WHOLE:
             self._slim(len(self.incidents) - KEPT_WHOLE - 1)
-        level = logging.INFO if incident.action == "raised" else logging.WARNING
+        level = logging.INFO if incident.action in ("raised", "recycled") else logging.WARNING
         why = f" ({incident.verdict.words})" if incident.verdict is not None and incident.exit is not None else ""
         log.log(level, "%s%s", incident, why)
         for place, listener in enumerate(self.listeners):
@@ -130,7 +132,7 @@ class Ledger:
 
     def end_epoch(self) -> None:
         """Sum up an epoch that had incidents, in the log."""
-        seen = self.incidents[self._summed_up :]
+        seen = [i for i in self.incidents[self._summed_up :] if i.kind is not IncidentKind.RECYCLED]
         self._summed_up = len(self.incidents)
         if seen:
             log.warning("%s", summary(self.epoch, seen, self.quarantine))
