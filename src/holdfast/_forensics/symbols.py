@@ -119,18 +119,19 @@ def _functions_at(content: mmap.mmap, layout: _Layout, places: list[int]) -> dic
         [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
     )
     table = numpy.frombuffer(content, dtype=entry, count=size // entry.itemsize, offset=at)
-    kinds = table["info"] & 15
-    code = numpy.flatnonzero(((kinds == _FUNCTION) | (kinds == _INDIRECT)) & (table["section"] != 0))
-    starts, names = table["value"][code], table["name"][code]
-    ends = starts + numpy.maximum(table["size"][code], 1)
-    del table  # the file stays mapped as long as an array looks at it
+    starts = table["value"].copy()
+    ends = numpy.maximum(table["size"], 1)
+    ends += starts
     found: dict[int | None, tuple[str, int]] = {}
     for place in set(places):
-        around = numpy.flatnonzero((starts <= place) & (ends > place))
+        around = table[(starts <= place) & (ends > place)]
+        kinds = around["info"] & 15
+        around = around[((kinds == _FUNCTION) | (kinds == _INDIRECT)) & (around["section"] != 0)]
         if len(around):
             # Of functions in one another (a part of a larger one, aliases) the innermost, with its first name.
-            inner = around[numpy.argmax(starts[around])]
-            found[place] = _name_at(content, layout, int(names[inner])), int(starts[inner])
+            inner = around[numpy.argmax(around["value"])]
+            found[place] = _name_at(content, layout, int(inner["name"])), int(inner["value"])
+    del table  # the file stays mapped as long as an array looks at it
     return found
 
 
