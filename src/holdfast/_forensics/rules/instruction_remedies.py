@@ -42,11 +42,13 @@ def for_missing_feature(place: CodePlace | None, missing: tuple[str, ...]) -> tu
         found.append("ATEN_CPU_CAPABILITY=default   torch then uses kernels for any x86-64 CPU")
         found.append(f"ONEDNN_MAX_CPU_ISA={_onednn_isa(missing)}   if the function is oneDNN's (dnnl)")
     elif "/numpy/" in library and _is_dispatched(missing):
-        found.append(f'NPY_DISABLE_CPU_FEATURES="{" ".join(missing)}"   NumPy then leaves its code for them unused')
+        found.append(f'NPY_DISABLE_CPU_FEATURES="{_numpy_names(missing)}"   NumPy then leaves its code for them unused')
     elif "mkl" in library.lower():
         found.append("MKL_ENABLE_INSTRUCTIONS=SSE4_2   MKL then uses kernels that this CPU can run")
     package = package_of(library)
-    if package and package != "torch":
+    if package == "numpy":
+        found.append("pip install --force-reinstall --no-binary numpy -Csetup-args=-Dcpu-baseline=none numpy")
+    elif package and package != "torch":
         found.append(f"pip install --force-reinstall --no-binary {package} {package}   builds it for this CPU")
     elif library and not package:
         found.append(
@@ -78,6 +80,12 @@ def _onednn_isa(missing: tuple[str, ...]) -> str:
     if any(name.startswith("AMX") for name in missing):
         return "AVX512_CORE_BF16"
     return "AVX2" if missing and all(name.startswith("AVX512") for name in missing) else "SSE41"
+
+
+def _numpy_names(missing: tuple[str, ...]) -> str:
+    """What NumPy calls its choices, from 2.4 on and before; names that it does not know it passes over."""
+    wide = "X86_V4 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR"
+    return wide if all(name.startswith("AVX512") for name in missing) else f"X86_V3 AVX2 FMA3 {wide}"
 
 
 def _is_dispatched(missing: tuple[str, ...]) -> bool:
