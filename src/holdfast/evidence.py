@@ -102,6 +102,7 @@ class CodePlace:
     offset: int | None = None  # in the file's address space: what a disassembler of it shows
     function: str = ""  # demangled where possible
     function_offset: int | None = None
+    is_mapped: bool = False  # there was memory: without a file, what runs there was made at run time
 
     @property
     def words(self) -> str:

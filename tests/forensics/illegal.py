@@ -148,7 +148,12 @@ _LIB = f"in {NAME}"
 DEATHS = {
     "trap": Death(_call("trap"), Name.DELIBERATE_TRAP, ("ud2 at trap+0x", _LIB), ("0f 0b",), ("addr2line",)),
     "C++ trap": Death(_call("_ZN8cruncher5shakeEi", 1), Name.DELIBERATE_TRAP, ("ud2 at cruncher::shake+0x", _LIB)),
-    "panic": Death(_call("panic"), Name.DELIBERATE_TRAP, ("ud2 at panic+0x",), remedies=("source line",)),
+    "panic": Death(
+        _call("panic"),
+        Name.DELIBERATE_TRAP,
+        ("ud2 at panic+0x", "panicked at src/decode.rs:88:9: index out of bounds: the len is 3"),
+        remedies=("RUST_BACKTRACE=1",),
+    ),
     "halt": Death(_call("halt"), Name.DELIBERATE_TRAP, ("hlt at halt+0x", _LIB), signal=signal.SIGSEGV),
     "breakpoint": Death(
         _call("breakpoint"), Name.DELIBERATE_TRAP, ("int3 at breakpoint+0x", _LIB), ("(cc)",), signal=signal.SIGTRAP

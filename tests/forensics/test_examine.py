@@ -161,7 +161,7 @@ def test_functions_are_found_by_their_addresses(library: Path) -> None:
 
     first, second, nowhere = symbols.places_of([at + 1, cxx, 16], regions_here())
 
-    assert first == CodePlace(at + 1, str(library), own + 1, "divide", 1)
+    assert first == CodePlace(at + 1, str(library), own + 1, "divide", 1, is_mapped=True)
     assert (second.function, second.function_offset) == ("cruncher::shake", 0)
     assert nowhere == CodePlace(16)
 
@@ -223,7 +223,7 @@ def test_memory_without_a_file_is_in_no_library(path: str) -> None:
 
     (place,) = symbols.places_of([0x1800], [region])
 
-    assert place == CodePlace(0x1800, path if path.startswith("[") else "")
+    assert place == CodePlace(0x1800, path if path.startswith("[") else "", is_mapped=True)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_a_record_is_examined_without_the_extra(monkeypatch: pytest.MonkeyPatch,
 
     found = examine.examine(record)
 
-    assert found.place == CodePlace(at, str(library))
+    assert found.place == CodePlace(at, str(library), is_mapped=True)
     assert found.instruction is None
     assert found.cpu == cpu.this_cpu().name
 

@@ -7,6 +7,7 @@ those by a missing feature: which ones there are depends on the CPU.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import json
 import os
 import shutil
@@ -245,6 +246,28 @@ def test_an_instruction_is_guessed_at_without_a_decoder(code: str, words: str) -
     assert "holdfast[forensics]" in verdict.remedies[0]
 
 
+def test_an_instruction_of_aarch64_is_named_and_its_feature_guessed_at() -> None:
+    """No CPU of that kind here; its decoder does not tell what an instruction needs."""
+    examined = Examined(PLACE, instruction=Instruction("ptrue p0.b", 4))
+    record = dataclasses.replace(record_of(code=1), architecture="aarch64")
+
+    verdict = verdict_on(incident_of(record, examined))
+
+    assert (verdict.name, verdict.confidence) == (Name.CPU_FEATURE_MISSING, Confidence.POSSIBLE)
+    assert "(ptrue p0.b) at decode+0x4 in libx.so" in verdict.cause
+    assert not any("forensics" in remedy for remedy in verdict.remedies)
+
+
+def test_nothing_is_made_up_about_code_when_there_are_no_maps() -> None:
+    """No descriptor was left to read them: whether the code is in a library, nobody knows."""
+    examined = Examined(CodePlace(0x1234), instruction=Instruction("vaddps", 4, ("AVX",), ("AVX",)))
+
+    verdict = verdict_on(incident_of(dataclasses.replace(record_of(), regions=()), examined))
+
+    assert verdict.cause == "vaddps at 0x1234 needs AVX, which this CPU has not got"
+    assert verdict.remedies == ("use machines whose CPU has AVX (lscpu shows the flags)",)
+
+
 def test_a_floating_point_signal_is_told_from_an_integer_division() -> None:
     """feenableexcept() is process-wide state that other tests would not like."""
     examined = Examined(PLACE, instruction=Instruction("divsd xmm0,xmm1", 4))
@@ -259,12 +282,12 @@ def test_a_floating_point_signal_is_told_from_an_integer_division() -> None:
 def test_the_words_before_a_trap_are_its_cause() -> None:
     """A Rust panic says why, on standard error, and then runs ud2."""
     examined = Examined(PLACE, instruction=Instruction("ud2", 2, is_trap=True))
-    panic = "thread 'main' panicked at src/decode.rs:88:9: index out of bounds"
-    words = f"loading\n{panic}\nnote: run with `RUST_BACKTRACE=1` to display a backtrace\n"
+    where, what = "thread 'main' panicked at src/decode.rs:88:9:", "index out of bounds: the len is 3"
+    words = f"loading\n{where}\n{what}\nnote: run with `RUST_BACKTRACE=1` to display a backtrace\n"
 
     verdict = verdict_on(incident_of(record_of(), examined, last_words=words))
 
-    assert verdict.cause.endswith(panic)
+    assert verdict.cause.endswith(f"on purpose: {where} {what}")
     assert verdict.remedies[0].startswith("RUST_BACKTRACE=1")
 
 
@@ -286,7 +309,7 @@ def test_the_words_before_a_trap_are_its_cause() -> None:
 )
 def test_the_remedy_is_the_one_of_the_library(library: str, missing: tuple[str, ...], remedy: str) -> None:
     """Each has its own switch; most need a CPU that is older than this one to be seen."""
-    found = instruction_remedies.for_missing_feature(CodePlace(1, library), missing)
+    found = instruction_remedies.for_missing_feature(CodePlace(1, library, is_mapped=True), missing)
 
     assert remedy in found[0]
     assert missing[0] in found[-1]

@@ -38,7 +38,8 @@ def places_of(addresses: Iterable[int], regions: Iterable[Region]) -> tuple[Code
     for address in addresses:
         region = next((r for r in regions if r.start <= address < r.end), None)
         path = "" if region is None else region.file
-        found[address] = CodePlace(address, path or ("" if region is None else region.special))
+        shown = path or ("" if region is None else region.special)
+        found[address] = CodePlace(address, shown, is_mapped=region is not None)
         if region is not None and path and not region.deleted:
             by_file.setdefault(path, {})[address] = address - region.start + region.offset
     for path, offsets in by_file.items():
@@ -104,7 +105,7 @@ def _in_file(path: str, offsets: dict[int, int]) -> dict[int, CodePlace]:
     for address, place in own.items():
         name, start = functions.get(place, ("", None)) if place is not None else ("", None)
         beyond = place - start if place is not None and start is not None else None
-        found[address] = CodePlace(address, path, place, readable(name), beyond)
+        found[address] = CodePlace(address, path, place, readable(name), beyond, is_mapped=True)
     return found
 
 

@@ -29,7 +29,7 @@ _INSTALLED = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 def for_missing_feature(place: CodePlace | None, missing: tuple[str, ...]) -> tuple[str, ...]:
     library = "" if place is None else place.library
     found: list[str] = []
-    if place is not None and not library:
+    if place is not None and not library and place.is_mapped:
         found += [
             "delete what was compiled for another machine: NUMBA_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR, __pycache__/*.nbc",
             "NUMBA_CPU_NAME=generic   if Numba made this code",

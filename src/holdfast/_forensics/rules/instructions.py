@@ -123,8 +123,12 @@ def _is_breakpoint(examined: Examined) -> bool:
 def _words_before(last_words: str) -> str:
     """The line that tells why, else the last one."""
     lines = [line.strip() for line in last_words.splitlines() if line.strip()]
-    telling = [line for line in lines if _WRITTEN_BEFORE_A_TRAP.search(line)]
-    return (telling or lines or [""])[-1][:200]
+    for place in reversed(range(len(lines))):
+        if _WRITTEN_BEFORE_A_TRAP.search(lines[place]):
+            # Rust says where in one line, and what in the next.
+            more = lines[place + 1 : place + 2] if lines[place].endswith(":") else []
+            return " ".join([lines[place], *more])[:200]
+    return lines[-1][:200] if lines else ""
 
 
 def jumped_into_data(incident: Incident) -> Verdict | None:
@@ -190,6 +194,8 @@ def illegal_instruction(incident: Incident) -> Verdict | None:
         return _not_decoded(record, examined)
     if instruction.missing:
         return _feature_missing(record, examined, instruction)
+    if instruction.is_valid and record.architecture != "x86_64" and _in_library(record, examined.place):
+        return _not_decoded(record, examined)  # its decoder names few features, and not what is missing
     special = [name for name in instruction.features if not _PLAIN.fullmatch(name)]
     if instruction.is_valid and special and _is_code(record):
         return _refused(record, examined, instruction, special)
@@ -241,16 +247,18 @@ def _newer_than_the_decoder(record: CrashRecord, examined: Examined, prefix: str
 
 
 def _not_decoded(record: CrashRecord, examined: Examined) -> Verdict:
-    """Without a decoder, or without bytes."""
-    prefix = _wide_prefix(record.instruction)
-    shown = record.instruction[:15].hex(" ") or "nobody knows which"
+    """Without a decoder that names features, or without bytes."""
+    prefix = _wide_prefix(record.instruction) if record.architecture == "x86_64" else ""
+    decoded = examined.instruction is not None
+    text = examined.instruction.text if examined.instruction is not None else record.instruction[:15].hex(" ")
+    shown = text or "nobody knows which"
     kind = f"an illegal instruction of the {prefix} kind" if prefix else "an illegal instruction"
     return Verdict(
         Name.CPU_FEATURE_MISSING,
         f"{kind} ({shown}){_at(examined.place)}, likely for want of a CPU feature",
         facts=_facts(record, examined),
         remedies=(
-            "pip install 'holdfast[forensics]'   the next report then names the instruction and the feature",
+            *(() if decoded else ("pip install 'holdfast[forensics]'   the next report then names what is missing",)),
             *remedies.for_missing_feature(examined.place, ()),
         ),
         confidence=Confidence.POSSIBLE,
@@ -274,12 +282,13 @@ def known_by_its_signal(incident: Incident) -> Verdict | None:
     if incident.crash is not None or incident.exit is None:
         return None
     name = incident.exit.signal_name
+    record_next = () if incident.evidence.recorder else (remedies.BUILD_RECORDER,)
     if name == "SIGILL":
         return Verdict(
             Name.CPU_FEATURE_MISSING,
             "an illegal instruction, likely for want of a CPU feature; nobody saw which",
             facts=("died of SIGILL, without a record of it",),
-            remedies=(remedies.BUILD_RECORDER, *remedies.for_missing_feature(None, ())),
+            remedies=(*record_next, *remedies.for_missing_feature(None, ())),
             confidence=Confidence.POSSIBLE,
         )
     if name == "SIGTRAP":
@@ -289,7 +298,7 @@ def known_by_its_signal(incident: Incident) -> Verdict | None:
             Name.ARITHMETIC_FAULT,
             "an arithmetic fault in native code, such as an integer division by zero; nobody saw where",
             facts=("died of SIGFPE, without a record of it",),
-            remedies=(remedies.BUILD_RECORDER, *remedies.for_division(None)),
+            remedies=(*record_next, *remedies.for_division(None)),
             confidence=Confidence.LIKELY,
         )
     if name == "SIGSYS":
@@ -365,7 +374,7 @@ def _at(place: CodePlace | None, instruction: Instruction | None = None) -> str:
     if place is None:
         return by
     if not place.library:
-        return f"{by} at {place.address:#x} in code made at run time"
+        return f"{by} at {place.address:#x}" + (" in code made at run time" if place.is_mapped else "")
     return f"{by} at {place.words}"
 
 
