@@ -180,12 +180,12 @@ DEATHS = {
         signal=signal.SIGFPE,
     ),
     "call of the heap": Death(
-        _call_heap, Name.JUMPED_INTO_DATA, ("jump to 0x", "from call+0x", "heap"), signal=signal.SIGSEGV
+        _call_heap, Name.JUMPED_INTO_DATA, ("jump to 0x", ", which is in the heap, from call+0x"), signal=signal.SIGSEGV
     ),
     "call of nothing": Death(
         lambda library: library.call(ctypes.c_void_p(WILD)),
         Name.JUMPED_INTO_DATA,
-        (f"jump to {WILD:#x} from call+0x", "nothing is mapped"),
+        (f"jump to {WILD:#x}, where nothing is mapped, from call+0x",),
         signal=signal.SIGSEGV,
     ),
     "call of null": Death(
@@ -197,13 +197,15 @@ DEATHS = {
     "return address smashed": Death(
         _call("smash"),
         Name.JUMPED_INTO_DATA,
-        ("ret to 0x4141414141414141 at smash+0x", "overwritten"),
+        ("ret to 0x4141414141414141, which is no address, at smash+0x", "overwritten"),
+        remedies=("an array in smash",),
         signal=signal.SIGSEGV,
     ),
     "call of impossible": Death(
         lambda library: library.call(ctypes.c_void_p(0x4242424242424242)),
         Name.JUMPED_INTO_DATA,
-        ("to 0x4242424242424242 at call+0x", "no address"),
+        ("to 0x4242424242424242, which is no address, at call+0x",),
+        remedies=("keep callbacks alive",),
         signal=signal.SIGSEGV,
     ),
     "data that may be run": Death(

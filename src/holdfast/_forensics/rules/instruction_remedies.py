@@ -105,13 +105,26 @@ def for_trap(place: CodePlace | None, *, is_rust: bool, is_breakpoint: bool) -> 
 
 
 def for_corruption(place: CodePlace | None) -> tuple[str, ...]:
-    package = package_of(place.library) if place is not None else ""
     return (
         "keep callbacks alive: a ctypes or cffi callback whose Python object is gone is such a pointer",
         *_source_line(place),
-        *((f"pip install -U {package}   memory corruption is often mended already",) if package else ()),
+        *_newer(place),
         "run the sample alone under valgrind, or with the library built by -fsanitize=address",
     )
+
+
+def for_smashed_stack(place: CodePlace | None) -> tuple[str, ...]:
+    function = place.function if place is not None and place.function else "this function"
+    return (
+        f"look for an array in {function} that is written past its end; -fsanitize=address names the line",
+        *_source_line(place),
+        *_newer(place),
+    )
+
+
+def _newer(place: CodePlace | None) -> list[str]:
+    package = package_of(place.library) if place is not None else ""
+    return [f"pip install -U {package}   memory corruption is often mended already"] if package else []
 
 
 def for_null_call(place: CodePlace | None) -> tuple[str, ...]:

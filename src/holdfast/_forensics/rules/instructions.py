@@ -147,11 +147,10 @@ def jumped_into_data(incident: Incident) -> Verdict | None:
     overwritten = text.startswith("ret")
     return Verdict(
         Name.JUMPED_INTO_DATA,
-        f"{text} to {target:#x}{_at(examined.place)}, which is no address"
+        f"{text} to {target:#x}, which is no address,{_at(examined.place)}"
         + (": the return address on the stack was overwritten" if overwritten else ""),
         facts=_facts(record, examined),
-        remedies=remedies.for_corruption(examined.place),
-        confidence=Confidence.CERTAIN,
+        remedies=(remedies.for_smashed_stack if overwritten else remedies.for_corruption)(examined.place),
     )
 
 
@@ -177,7 +176,7 @@ def _ran_what_is_no_code(record: CrashRecord, examined: Examined) -> Verdict:
         what = "which is data"
     return Verdict(
         Name.JUMPED_INTO_DATA,
-        f"jump to {address:#x}{caller}, {what}",
+        f"jump to {address:#x}, {what}{caller and ','}{caller}",
         facts=_facts(record, examined),
         remedies=remedies.for_corruption(place),
     )
