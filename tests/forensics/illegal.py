@@ -61,6 +61,7 @@ void panic(void) {
 void halt(void) { __asm__ volatile("hlt"); }
 void breakpoint(void) { __asm__ volatile("int3"); }
 int divide(int a, int b) { return a / b; }
+double ratio(double a, double b) { return a / b; }
 int divide_in_memory(volatile int a, volatile int b) {
     int result;
     __asm__ volatile("cltd; idivl %%2" : "=a"(result) : "a"(a), "m"(b) : "edx");
@@ -144,6 +145,16 @@ def _call_forbidden(library: ctypes.CDLL) -> None:
     ctypes.CDLL(None).sync()
 
 
+def _call_deadly(library: ctypes.CDLL) -> None:
+    forbid(FORBIDDEN_CALL, kill=True)
+    ctypes.CDLL(None).sync()
+
+
+def _divide_floats(library: ctypes.CDLL) -> None:
+    ctypes.CDLL("libm.so.6").feenableexcept(4)  # FE_DIVBYZERO
+    library.ratio(ctypes.c_double(1), ctypes.c_double(0))
+
+
 _LIB = f"in {NAME}"
 DEATHS = {
     "trap": Death(_call("trap"), Name.DELIBERATE_TRAP, ("ud2 at trap+0x", _LIB), ("0f 0b",), ("addr2line",)),
@@ -177,6 +188,13 @@ DEATHS = {
         _call("divide", -(1 << 31), -1),
         Name.ARITHMETIC_FAULT,
         ("divided by -1", "at divide+0x", "does not fit"),
+        signal=signal.SIGFPE,
+    ),
+    "floating-point division": Death(
+        _divide_floats,
+        Name.ARITHMETIC_FAULT,
+        ("floating-point division by zero by divsd ", "at ratio+0x", "asked for a signal"),
+        remedies=("feenableexcept",),
         signal=signal.SIGFPE,
     ),
     "call of the heap": Death(
@@ -219,6 +237,14 @@ DEATHS = {
         Name.FORBIDDEN_SYSTEM_CALL,
         (f"system call {FORBIDDEN_CALL} (sync)", "seccomp", "libc"),
         remedies=("allows sync",),
+        signal=signal.SIGSYS,
+    ),
+    "forbidden and killed": Death(  # no handler runs
+        _call_deadly,
+        Name.FORBIDDEN_SYSTEM_CALL,
+        ("seccomp", "nobody saw which"),
+        remedies=("ausearch",),
+        confidence=Confidence.LIKELY,
         signal=signal.SIGSYS,
     ),
 }

@@ -89,8 +89,8 @@ def decode(
             return _decode_x86(code, address, on, record)
         if architecture == "aarch64":
             return _decode_aarch64(code, address, on)
-    except ImportError:
-        pass  # The extra is not installed: traps can be told by their bytes.
+    except (ImportError, AttributeError):
+        pass  # The extra is not installed, or one of another age: traps can be told by their bytes.
     return _known_by_its_bytes(code, architecture)
 
 
@@ -159,7 +159,8 @@ def _decode_aarch64(code: bytes, address: int, on: Cpu) -> Instruction:
         return trap
     import capstone
 
-    decoder = capstone.Cs(capstone.CS_ARCH_ARM64, capstone.CS_MODE_ARM)
+    architecture = capstone.CS_ARCH_AARCH64 if hasattr(capstone, "CS_ARCH_AARCH64") else capstone.CS_ARCH_ARM64  # 6, 5
+    decoder = capstone.Cs(architecture, capstone.CS_MODE_ARM)
     decoder.detail = True
     for found in decoder.disasm(code[:4], address, 1):
         # Its groups name a few features only (crc, crypto, neon): what is not among them is not known.
