@@ -14,6 +14,8 @@ from typing import Any
 
 SI_KERNEL = 0x80
 _PAGE_FAULT = 14  # x86-64's trap number
+_DELETED = " (deleted)"
+_NO_FILES = ("/dev/zero", "/dev/shm/", "/memfd:", "/SYSV", "/anon_hugepage")  # how maps show shared memory
 _SENT = {0: "SI_USER", -1: "SI_QUEUE", -2: "SI_TIMER", -3: "SI_MESGQ", -4: "SI_ASYNCIO", -5: "SI_SIGIO", -6: "SI_TKILL"}
 _CODES: Mapping[int, tuple[str, ...]] = {  # from 1 on
     int(_signal.SIGSEGV): (
@@ -47,6 +49,22 @@ class Region:
     @property
     def executable(self) -> bool:
         return "x" in self.permissions
+
+    @property
+    def file(self) -> str:
+        """The path of the file that it shows; empty for memory without one, shared memory included."""
+        path = self.path.removesuffix(_DELETED)
+        return "" if not path.startswith("/") or path.startswith(_NO_FILES) else path
+
+    @property
+    def deleted(self) -> bool:
+        """Whether its file has no name any more, or another file has it."""
+        return self.path.endswith(_DELETED)
+
+    @property
+    def special(self) -> str:
+        """«[heap]», «[stack]», «[vdso]»; empty for all others."""
+        return self.path if self.path.startswith("[") else ""
 
 
 @dataclass(frozen=True)

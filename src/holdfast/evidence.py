@@ -102,6 +102,7 @@ class CodePlace:
     offset: int | None = None  # in the file's address space: what a disassembler of it shows
     function: str = ""  # demangled where possible
     function_offset: int | None = None
+    is_mapped: bool = False  # there was memory: without a file, what runs there was made at run time
 
     @property
     def words(self) -> str:
@@ -121,6 +122,9 @@ class Instruction:
     features: tuple[str, ...] = ()  # CPU features it needs, any of them missing: it is illegal
     missing: tuple[str, ...] = ()  # of these, what this CPU (or its system) has not got
     is_trap: bool = False  # ud2, int3, hlt, brk: somebody wrote it to end the process
+    is_valid: bool = True  # False: the decoder knows no such instruction, `text` has its bytes
+    divisor: str = ""  # of a division: the register or memory that it divides by,
+    divisor_value: int | None = None  # and what was in there
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,7 @@ class Examined:
     frames: tuple[CodePlace, ...] = ()  # of the return addresses
     instruction: Instruction | None = None
     cpu: str = ""  # its name
+    system_call: str = ""  # the name of the one that SIGSYS is about
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from holdfast._forensics import verdict
+from holdfast._forensics import examine, verdict
 from holdfast.incident import Incident
 
 log = logging.getLogger("holdfast")
@@ -20,9 +20,22 @@ def perform(incident: Incident) -> Incident:
     """The incident with its verdict."""
     if incident.verdict is not None:
         return incident
+    incident = _examined(incident)
     try:
         return replace(incident, verdict=verdict.judge(incident))
     except Exception as error:
         log.debug("the autopsy of %s failed", incident, exc_info=True)
         reason = f"the autopsy itself failed: {type(error).__name__}: {error}"
         return replace(incident, verdict=verdict.unknown(incident, reason))
+
+
+def _examined(incident: Incident) -> Incident:
+    """With what files and decoders say about its crash."""
+    evidence = incident.evidence
+    if evidence.crash is None or evidence.examined is not None:
+        return incident
+    try:
+        return replace(incident, evidence=replace(evidence, examined=examine.examine(evidence.crash)))
+    except Exception:
+        log.debug("examining the crash of %s failed", incident, exc_info=True)
+        return incident  # The record itself is there, and has the rules say what they can.
