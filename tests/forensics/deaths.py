@@ -12,6 +12,7 @@ import mmap
 import os
 import platform
 import resource
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -160,7 +161,7 @@ def read_lower_half(folder: Path) -> None:
 
 @dies(Name.WILD_POINTER, "reserved", "libfaulty.so")
 def read_reserved(folder: Path) -> None:
-    faulty(folder).read_at(ctypes.c_void_p(anonymous(1, mmap.PROT_NONE)))
+    faulty(folder).read_at(ctypes.c_void_p(anonymous(1, 0)))
 
 
 @dies(Name.WILD_POINTER, "misaligned", "libfaulty.so", only=X86)
@@ -275,6 +276,13 @@ def use_large_block_after_free(folder: Path) -> None:
 
 @dies(Name.WILD_POINTER, "an index is out of range", confidence=Confidence.LIKELY, only=X86)
 def read_far_past_array(folder: Path) -> None:
+    library = faulty(folder)
+    array = (ctypes.c_long * 8)()
+    library.element(array, ctypes.c_long(-1 << 36))
+
+
+@dies(Name.WILD_POINTER, "an index is out of range", confidence=Confidence.LIKELY, only=X86)
+def read_outside_of_all_memory(folder: Path) -> None:
     library = faulty(folder)
     array = (ctypes.c_long * 8)()
     library.element(array, ctypes.c_long(1 << 40))
@@ -429,9 +437,20 @@ def give_up(folder: Path) -> None:
     faulty(folder).give_up()
 
 
-@dies(Name.ABORTED, "abort() was called")
+@dies(Name.ABORTED, "abort() was called, without a word")
 def abort_from_python(folder: Path) -> None:
     os.abort()
+
+
+@dies(Name.ABORTED, "abort() was called; it last wrote «tile 9 is odd»")
+def abort_after_words(folder: Path) -> None:
+    os.write(2, b"tile 9 is odd\n")
+    os.abort()
+
+
+@dies(Name.ABORTED, "the worker sent SIGABRT to itself")
+def send_abort_to_itself(folder: Path) -> None:
+    os.kill(os.getpid(), signal.SIGABRT)
 
 
 @dies(Name.ABORTED, "Python itself gave up", "the pool is empty")

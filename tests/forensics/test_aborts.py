@@ -50,7 +50,7 @@ def aborted(last_words: str, crash: CrashRecord | None = None) -> Incident:
         ("==7==ERROR: AddressSanitizer: heap-use-after-free", Name.HEAP_CORRUPTION, "heap-use-after-free"),
         ("*** buffer overflow detected ***: terminated", Name.HEAP_CORRUPTION, "buffer is too small"),
         ("libc++abi: terminating due to uncaught exception of type A: b c", Name.ABORTED, "exception A: b c"),
-        ("pure virtual method called\nterminate called …", Name.ABORTED, "pure virtual method called"),
+        ("pure virtual method called\nterminate …", Name.ABORTED, "pure virtual method called"),
         ("thread 'main' panicked at 'boom', src/a.rs:1:2\nnote: run", Name.ABORTED, "panic at 'boom', src/a.rs:1:2"),
         ("panic: no tiles\n\ngoroutine 1 [running]:", Name.ABORTED, "Go panic: no tiles"),
         ("OMP: Error #15: Initializing libiomp5.so, but", Name.ABORTED, "OpenMP gave up: Initializing libiomp5.so"),
@@ -72,6 +72,17 @@ def test_the_last_message_counts_when_there_are_several() -> None:
     found = verdict.judge(aborted("a.c:1: f: Assertion `old' failed.\na.c:2: g: Assertion `new' failed.\n"))
 
     assert "«new» failed at a.c:2 in g" in found.cause
+
+
+def test_the_c_librarys_own_message_counts_more_than_what_was_written() -> None:
+    """Standard error is shared with subprocesses; the message in the record is this abort's."""
+    crash = CrashRecord(SIGABRT, -6, 7, 7, sender_pid=7, message="a.c:2: g: Assertion `own' failed.\n")
+
+    found = verdict.judge(aborted("free(): invalid pointer\n", crash))
+
+    assert found.name is Name.ABORTED
+    assert "«own»" in found.cause
+    assert found.facts[0].startswith("the C library said")
 
 
 def test_an_abort_that_nobody_saw_is_only_likely() -> None:

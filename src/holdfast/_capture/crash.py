@@ -31,7 +31,7 @@ except ImportError:  # built without a C compiler: everything else works, and in
 
 AVAILABLE = _recorder is not None
 
-_FACTS, _VERSION = 2, 1
+_WRITING, _FACTS, _VERSION = 1, 2, 1
 _HEAD = struct.Struct("<QII6iIiQqQQ16sQQ4IQII")
 _REGISTERS_AT, _INSTRUCTION_AT, _BEFORE_AT, _RETURNS_AT, _STACK_AT = 144, 464, 528, 544, 1024
 _MOST_REGISTERS, _INSTRUCTION_ROOM, _BEFORE_ROOM, _MOST_RETURNS, _STACK_ROOM = 40, 64, 16, 32, 4096
@@ -204,6 +204,12 @@ def inherited(box: BlackBox) -> Region | None:
     if found is None or found.start > head.address or not found.path.startswith("/") or "memfd:" in found.path:
         return None
     return found
+
+
+def could_record(box: BlackBox) -> bool:
+    """Whether a fatal signal of this worker would have left a record: there was a recorder, and nothing stopped it."""
+    head = _Head._make(_HEAD.unpack_from(box.crash_bytes()))
+    return head.version == _VERSION and head.state != _WRITING
 
 
 def parse_maps(text: bytes) -> list[Region]:

@@ -306,6 +306,10 @@ __attribute__((force_align_arg_pointer)) /* qemu's emulation enters with an odd 
 #endif
 static void on_fatal_signal(int number, siginfo_t *info, void *context)
 {
+#if defined(__x86_64__)
+    /* Alignment checks, where that is what faulted, would be on in here, too. */
+    __builtin_ia32_writeeflags_u64(__builtin_ia32_readeflags_u64() & ~0x40000ull);
+#endif
     int before = errno;
     int thread = (int)syscall(SYS_gettid);
     int place = 0;
@@ -411,6 +415,7 @@ static PyObject *recorder_install(PyObject *module, PyObject *arguments)
     claiming = recording = 0;
     if (put_in_front() != 0)
         return PyErr_SetFromErrno(PyExc_OSError);
+    record->version = VERSION; /* what comes from now on is recorded */
     Py_RETURN_NONE;
 }
 

@@ -29,7 +29,7 @@ enum {
 
 struct record {
     uint64_t state; /* stored with release, read with acquire */
-    uint32_t version;
+    uint32_t version; /* from the installation on */
     uint32_t architecture;
     int32_t signal;
     int32_t code;

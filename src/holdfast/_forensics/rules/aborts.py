@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from holdfast._forensics.rules.addresses import callers, file_name, is_runtime
+from holdfast._forensics.rules.addresses import caller_fact, file_name
 from holdfast.crashes import SIGABRT
 from holdfast.incident import Incident, first_line
 from holdfast.verdicts import Confidence, Name, Verdict
@@ -32,13 +33,19 @@ _BUFFER = re.compile(r"\*\*\* buffer overflow detected \*\*\*")
 _ASSERTION = re.compile(
     r"(?P<file>[^\s:]+):(?P<line>\d+): (?P<function>.*?): ?Assertion [`'\"](?P<what>.*)['\"] failed"
 )
-_THROWN = re.compile(r"terminate called after throwing an instance of '(?P<type>[^']*)'")
-_THROWN_CLANG = re.compile(r"terminating (?:due to|with) uncaught exception of type (?P<type>[^:]+)(?:: (?P<what>.*))?")
+_THROWN = re.compile(
+    r"terminate called after throwing an instance of '(?P<type>[^']*)'"
+    r"|terminating (?:due to|with) uncaught exception of type (?P<other>(?:[^:]|::)+)(?:: (?P<what>.*))?"
+)
 _WHAT = re.compile(r"^\s*what\(\):\s*(?P<what>.*)$")
-_TERMINATED = re.compile(r"terminate called without an active exception|terminate called recursively|libc\+\+abi: ")
-_PURE = re.compile(r"pure virtual method called|deleted virtual method called")
-_PYTHON = re.compile(r"Fatal Python error: (?P<what>.*)")
-_BY_FAULTHANDLER = ("Aborted", "Segmentation fault", "Bus error", "Floating-point exception", "Illegal instruction")
+_TERMINATED = re.compile(r"terminate called without an active exception|terminate called recursively")
+_VIRTUAL = re.compile(r"pure virtual method called|deleted virtual method called")
+# faulthandler says the same words of a signal, which is no reason.
+_PYTHON = re.compile(
+    r"Fatal Python error: (?!Aborted|Segmentation fault|Bus error|Floating.point exception|Illegal instruction)"
+    r"(?P<what>.*)"
+)
+_BY_FAULTHANDLER = "Fatal Python error: Aborted"
 _RUST = re.compile(r"^thread '(?P<thread>[^']*)'(?: \(\d+\))? panicked at (?P<where>.*)$")
 _GO = re.compile(r"^(?:panic|fatal error): (?P<what>.+)$")
 _OPENMP = re.compile(r"OMP: Error #(?P<number>\d+): (?P<what>.*)")
@@ -51,10 +58,28 @@ _HEAP_REMEDIES = (
     "find the place: valgrind python …, or build the extension with -fsanitize=address",
     "suspect native code of this sample's path: ctypes, own extensions, decoders; update them first",
 )
+_BUFFER_REMEDIES = (
+    "the function that was just returning has the buffer: the stack names it",
+    "check sizes that native code gets from this sample: names, headers, shapes",
+    _HEAP_REMEDIES[1],
+)
+_OPENMP_REMEDIES = (
+    "two libraries bring two OpenMPs: install both from one source, all by pip or all by conda",
+    "KMP_DUPLICATE_LIB_OK=TRUE lets them live side by side, at the risk of wrong results",
+)
 _MORE_REMEDIES = (
     "what it says names the condition: check what this sample hands to that library",
     "update the library, or report it with the sample and the line above",
 )
+
+
+@dataclass(frozen=True)
+class _Meaning:
+    """What a line means."""
+
+    name: Name
+    cause: str
+    remedies: tuple[str, ...] = _MORE_REMEDIES
 
 
 def _aborted(incident: Incident) -> Verdict | None:
@@ -63,207 +88,148 @@ def _aborted(incident: Incident) -> Verdict | None:
         return None
     if crash is not None and (crash.signal != SIGABRT or crash.sender_pid not in (None, crash.pid)):
         return None  # of a fault before, or of somebody's kill -ABRT
-    lines = _said(incident)
-    for judge in (_corruption, _assertion, _exception, _panic, _other_words):
-        verdict = judge(incident, lines)
-        if verdict is not None:
-            return verdict
-    return _silent(incident, lines)
+    # What the C library keeps is of this very abort; standard error may have older lines, and a subprocess's.
+    message = _lines(crash.message) if crash is not None else []
+    words = _lines(incident.evidence.last_words)
+    for lines, who in ((message, "the C library said"), (words, "it wrote")):
+        place = _telling(lines)
+        if place is not None:
+            return _verdict(incident, _meaning(lines, place), f"{who} {_quoted(lines[place])}")
+    return _unexplained(incident, [line for line in message + words if _BY_FAULTHANDLER not in line])
 
 
-def _said(incident: Incident) -> list[str]:
-    """What it wrote last, the C library's own message at the end: it is the one that counts."""
-    lines = incident.evidence.last_words.splitlines()
-    crash = incident.crash
-    if crash is not None and crash.message:
-        lines += crash.message.strip().splitlines()
-    return [line.rstrip() for line in lines if line.strip()]
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.splitlines() if line.strip()]
 
 
-def _last(pattern: re.Pattern[str], lines: list[str]) -> tuple[int, re.Match[str]] | None:
-    for place in range(len(lines) - 1, -1, -1):
-        found = pattern.search(lines[place])
-        if found:
-            return place, found
+def _telling(lines: list[str]) -> int | None:
+    """The last line that says why; one that only may do so counts where there is none."""
+    for patterns in (_TELLING, (_CHECK,)):
+        for place in range(len(lines) - 1, -1, -1):
+            if any(pattern.search(lines[place]) for pattern in patterns):
+                return place
     return None
+
+
+def _meaning(lines: list[str], place: int) -> _Meaning:
+    line, following = lines[place], lines[place + 1] if place + 1 < len(lines) else ""
+    for pattern, explain in _SPEAKERS:
+        found = pattern.search(line)
+        if found:
+            return explain(found, following)
+    return _Meaning(Name.ABORTED, f"a library's own check failed, {_quoted(line)}")
 
 
 def _quoted(line: str) -> str:
     return f"«{first_line(line, _LONGEST)}»"
 
 
-def _facts(incident: Incident, line: str) -> tuple[str, ...]:
+def _verdict(incident: Incident, meaning: _Meaning, said: str, confidence: Confidence = Confidence.CERTAIN) -> Verdict:
     crash = incident.crash
-    kept = crash is not None and bool(crash.message) and line in crash.message
-    facts = [f"{'the C library said' if kept else 'it wrote'} {_quoted(line)}"]
-    if crash is not None and crash.sender_pid == crash.pid:
-        facts.append("the process sent the signal to itself, as abort() does")
-    facts += _caller(incident)
-    return tuple(facts)
+    own = ("the process sent the signal to itself, as abort() does",)
+    facts = (said, *(own if crash is not None else ()), *caller_fact(incident, everywhere=True))
+    return Verdict(meaning.name, meaning.cause, facts, meaning.remedies, confidence)
 
 
-def _caller(incident: Incident) -> list[str]:
-    for caller in callers(incident):
-        if caller.library and not is_runtime(caller.library):
-            return [f"the stack leads to {caller.words}"]
-    return []
-
-
-def _corruption(incident: Incident, lines: list[str]) -> Verdict | None:
-    for pattern, words in (
-        (_HEAP, "the heap is corrupt"),
-        (_STACK, "a buffer on the stack was written past its end"),
-        (_BUFFER, "a buffer is too small for what was to be copied into it"),
-    ):
-        found = _last(pattern, lines)
-        if found is None:
-            continue
-        line = lines[found[0]]
-        freed = re.search(r"double free|free\(\): |invalid pointer|Attempt to free", line)
-        if pattern is _HEAP and freed:
-            words = "the heap is corrupt: something was freed twice, or never allocated, or its header was overwritten"
-        elif pattern is _HEAP:
-            words = "the heap is corrupt: a block was written past its end, or after it was freed"
-        remedies = _HEAP_REMEDIES
-        if pattern is not _HEAP:
-            remedies = (
-                "the function that returned just now has the buffer: the stack names it",
-                "check sizes that native code gets from this sample: names, headers, shapes",
-                _HEAP_REMEDIES[1],
-            )
-        return Verdict(
-            Name.HEAP_CORRUPTION,
-            f"abort() by the C library, {_quoted(line)}: {words}",
-            _facts(incident, line),
-            remedies,
-        )
-    return None
-
-
-def _assertion(incident: Incident, lines: list[str]) -> Verdict | None:
-    found = _last(_ASSERTION, lines)
-    if found is None:
-        return None
-    place, match = found
-    where = f"{file_name(match['file'])}:{match['line']}"
-    function = f" in {match['function'].strip()}" if match["function"].strip() else ""
-    return Verdict(
-        Name.ABORTED,
-        f"assertion «{first_line(match['what'], _LONGEST)}» failed at {where}{function}",
-        _facts(incident, lines[place]),
-        _MORE_REMEDIES,
-    )
-
-
-def _exception(incident: Incident, lines: list[str]) -> Verdict | None:
-    found = _last(_THROWN, lines) or _last(_THROWN_CLANG, lines)
-    if found is not None:
-        place, match = found
-        what = match.groupdict().get("what") or ""
-        following = _WHAT.match(lines[place + 1]) if place + 1 < len(lines) else None
-        if following:
-            what = following["what"]
-        told = f": {first_line(what, _LONGEST)}" if what else ""
-        return Verdict(
-            Name.ABORTED,
-            f"uncaught C++ exception {match['type']}{told}",
-            _facts(incident, lines[place]),
-            (
-                *_MORE_REMEDIES,
-                "catch it where C++ meets Python, or where the thread begins: beyond that nobody can",
-            ),
-        )
-    found = _last(_PURE, lines) or _last(_TERMINATED, lines)
-    if found is None:
-        return None
-    line = lines[found[0]]
-    return Verdict(
-        Name.ABORTED,
-        f"the C++ runtime gave up, {_quoted(line)}",
-        _facts(incident, line),
-        (
-            "a std::thread that was neither joined nor detached does that when it is destroyed, and so does "
-            "std::terminate() itself",
-            *_MORE_REMEDIES[1:],
-        ),
-    )
-
-
-def _panic(incident: Incident, lines: list[str]) -> Verdict | None:
-    found = _last(_RUST, lines)
-    if found is not None:
-        place, match = found
-        where = match["where"].rstrip(":")
-        message = lines[place + 1] if match["where"].endswith(":") and place + 1 < len(lines) else ""
-        told = f": {first_line(message, _LONGEST)}" if message else ""
-        return Verdict(Name.ABORTED, f"Rust panic at {where}{told}", _facts(incident, lines[place]), _MORE_REMEDIES)
-    found = _last(_GO, lines)
-    if found is not None and any(line.startswith("goroutine ") for line in lines):
-        return Verdict(
-            Name.ABORTED,
-            f"Go panic: {first_line(found[1]['what'], _LONGEST)}",
-            _facts(incident, lines[found[0]]),
-            _MORE_REMEDIES,
-        )
-    return None
-
-
-def _other_words(incident: Incident, lines: list[str]) -> Verdict | None:
-    fatal = [line for line in lines if (m := _PYTHON.search(line)) and not m["what"].startswith(_BY_FAULTHANDLER)]
-    if fatal:
-        match = _PYTHON.search(fatal[-1])
-        assert match is not None
-        return Verdict(
-            Name.ABORTED,
-            f"Python itself gave up: {first_line(match['what'], _LONGEST)}",
-            _facts(incident, fatal[-1]),
-            (
-                "an extension breaks Python's rules (references, the GIL): PYTHONDEVMODE=1 finds it sooner",
-                *_MORE_REMEDIES[1:],
-            ),
-        )
-    found = _last(_OPENMP, lines)
-    if found is not None:
-        twice = found[1]["number"] == "15"
-        return Verdict(
-            Name.ABORTED,
-            f"OpenMP gave up: {first_line(found[1]['what'], _LONGEST)}",
-            _facts(incident, lines[found[0]]),
-            (
-                "two libraries bring two OpenMPs: install both from one source, all by pip or all by conda",
-                "KMP_DUPLICATE_LIB_OK=TRUE lets them live side by side, at the risk of wrong results",
-            )
-            if twice
-            else _MORE_REMEDIES,
-        )
-    found = _last(_CHECK, lines)
-    if found is not None:
-        line = lines[found[0]]
-        return Verdict(
-            Name.ABORTED, f"a library's own check failed, {_quoted(line)}", _facts(incident, line), _MORE_REMEDIES
-        )
-    return None
-
-
-def _silent(incident: Incident, lines: list[str]) -> Verdict:
+def _unexplained(incident: Incident, lines: list[str]) -> Verdict:
     """Nothing that we know: the last line may have to do with it, or not."""
     crash = incident.crash
     what = "abort() was called"
     if crash is not None and crash.code_name == "SI_USER":
         what = "the worker sent SIGABRT to itself"
-    own = [line for line in lines if not ((m := _PYTHON.search(line)) and m["what"].startswith(_BY_FAULTHANDLER))]
-    facts = _facts(incident, own[-1]) if own else ("it wrote nothing to standard error", *_caller(incident))
-    return Verdict(
-        Name.ABORTED,
-        what if own else f"{what}, without a word of why",
-        facts,
-        (
-            "look at the stack: the last Python line is the one that called native code",
-            "make the library speak: its debug or verbose option, TORCH_SHOW_CPP_STACKTRACES=1, GLOG_v=1",
-            *_MORE_REMEDIES[1:],
-        ),
-        Confidence.CERTAIN if crash is not None else Confidence.LIKELY,
+    cause = f"{what}; it last wrote {_quoted(lines[-1])}" if lines else f"{what}, without a word of why"
+    remedies = (
+        "look at the stack: the last Python line is the one that called native code",
+        "make the library speak: its debug or verbose option, TORCH_SHOW_CPP_STACKTRACES=1, GLOG_v=1",
+        _MORE_REMEDIES[1],
     )
+    said = "its last lines say nothing that is known" if lines else "it wrote nothing to standard error"
+    certain = Confidence.CERTAIN if crash is not None else Confidence.LIKELY
+    return _verdict(incident, _Meaning(Name.ABORTED, cause, remedies), said, certain)
 
+
+# ---------------------------------------------------------------- what lines mean
+
+
+def _heap(found: re.Match[str], following: str) -> _Meaning:
+    freed = re.search(r"double free|free\(\): |invalid pointer|Attempt to free", found.string)
+    how = (
+        "something was freed twice, or never allocated, or its header was overwritten"
+        if freed
+        else "a block was written past its end, or after it was freed"
+    )
+    cause = f"the heap is corrupt, {_quoted(found.string)}: {how}"
+    return _Meaning(Name.HEAP_CORRUPTION, cause, _HEAP_REMEDIES)
+
+
+def _stack(found: re.Match[str], following: str) -> _Meaning:
+    cause = f"a buffer on the stack was written past its end, {_quoted(found.string)}"
+    return _Meaning(Name.HEAP_CORRUPTION, cause, _BUFFER_REMEDIES)
+
+
+def _buffer(found: re.Match[str], following: str) -> _Meaning:
+    cause = f"a buffer is too small for what was to be copied into it, {_quoted(found.string)}"
+    return _Meaning(Name.HEAP_CORRUPTION, cause, _BUFFER_REMEDIES)
+
+
+def _assertion(found: re.Match[str], following: str) -> _Meaning:
+    function = f" in {found['function'].strip()}" if found["function"].strip() else ""
+    where = f"{file_name(found['file'])}:{found['line']}{function}"
+    return _Meaning(Name.ABORTED, f"assertion «{first_line(found['what'], _LONGEST)}» failed at {where}")
+
+
+def _thrown(found: re.Match[str], following: str) -> _Meaning:
+    said = _WHAT.match(following)
+    what = said["what"] if said else found["what"] or ""
+    told = f": {first_line(what, _LONGEST)}" if what else ""
+    catch = "catch it where C++ meets Python, or where its thread begins: beyond that nobody can"
+    cause = f"uncaught C++ exception {found['type'] or found['other']}{told}"
+    return _Meaning(Name.ABORTED, cause, (*_MORE_REMEDIES, catch))
+
+
+def _terminated(found: re.Match[str], following: str) -> _Meaning:
+    remedy = "join or detach every std::thread before it is destroyed: one that is neither ends the process so"
+    return _Meaning(Name.ABORTED, f"the C++ runtime gave up, {_quoted(found.string)}", (remedy, _MORE_REMEDIES[1]))
+
+
+def _virtual(found: re.Match[str], following: str) -> _Meaning:
+    remedy = "a C++ object was used after its end, or before its beginning was over: keep its owner alive"
+    return _Meaning(Name.ABORTED, f"the C++ runtime gave up, {_quoted(found.string)}", (remedy, _MORE_REMEDIES[1]))
+
+
+def _rust(found: re.Match[str], following: str) -> _Meaning:
+    told = f": {first_line(following, _LONGEST)}" if found["where"].endswith(":") and following else ""
+    return _Meaning(Name.ABORTED, f"Rust panic at {found['where'].rstrip(':')}{told}")
+
+
+def _go(found: re.Match[str], following: str) -> _Meaning:
+    return _Meaning(Name.ABORTED, f"Go panic: {first_line(found['what'], _LONGEST)}")
+
+
+def _python(found: re.Match[str], following: str) -> _Meaning:
+    remedy = "an extension breaks Python's rules (references, the GIL): PYTHONDEVMODE=1 finds it sooner"
+    cause = f"Python itself gave up: {first_line(found['what'], _LONGEST)}"
+    return _Meaning(Name.ABORTED, cause, (remedy, _MORE_REMEDIES[1]))
+
+
+def _openmp(found: re.Match[str], following: str) -> _Meaning:
+    cause = f"OpenMP gave up: {first_line(found['what'], _LONGEST)}"
+    return _Meaning(Name.ABORTED, cause, _OPENMP_REMEDIES if found["number"] == "15" else _MORE_REMEDIES)
+
+
+_SPEAKERS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str], str], _Meaning]], ...] = (
+    (_HEAP, _heap),
+    (_STACK, _stack),
+    (_BUFFER, _buffer),
+    (_ASSERTION, _assertion),
+    (_THROWN, _thrown),
+    (_VIRTUAL, _virtual),
+    (_TERMINATED, _terminated),
+    (_RUST, _rust),
+    (_GO, _go),
+    (_PYTHON, _python),
+    (_OPENMP, _openmp),
+)
+_TELLING = tuple(pattern for pattern, _ in _SPEAKERS)
 
 RULES: tuple[Callable[[Incident], Verdict | None], ...] = (_aborted,)

@@ -11,7 +11,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from holdfast.crashes import SIGABRT, CrashRecord, Region
+from holdfast.crashes import SIGABRT, SIGBUS, SIGSEGV, CrashRecord, Region
 from holdfast.evidence import CodePlace
 from holdfast.incident import Incident
 
@@ -20,6 +20,7 @@ _HALF = 1 << 47
 _TOP = 1 << 64
 _POINTERS = ("rip", "eflags", "pc", "pstate")
 _RUNTIME = re.compile(r"(libc|ld|libpthread|libm|libdl|libstdc\+\+|libc\+\+(abi)?|libgcc_s|libsupc\+\+)[-.]")
+_GLUE = re.compile(r"libffi|_ctypes|_cffi|libpython|python\d*")
 _IN_BRACKETS = re.compile(r"\[([^\]]+)\]")
 _SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
@@ -29,8 +30,8 @@ def fault_of(incident: Incident, signal: int) -> CrashRecord | None:
     crash = incident.crash
     if crash is None or crash.signal != signal or crash.is_sent:
         return None
-    # A handler below ours may print and abort: the fault before is the cause. A fault that was survived is none.
-    return crash if incident.signal in (None, signal, SIGABRT) else None
+    # A handler below ours may abort, or fault itself: the first fault is the cause. One that was survived is none.
+    return crash if incident.signal in (None, signal, SIGABRT, SIGBUS, SIGSEGV) else None
 
 
 def size_words(count: int) -> str:
@@ -71,15 +72,15 @@ def callers(incident: Incident) -> Iterator[CodePlace]:
             yield CodePlace(address, region.path, address - region.start + region.offset)
 
 
-def caller_fact(incident: Incident) -> tuple[str, ...]:
-    """Which library called into the C library, where that is where it died."""
+def caller_fact(incident: Incident, everywhere: bool = False) -> tuple[str, ...]:
+    """Which library called into the C library, where that is where it died; `everywhere`: wherever it died."""
     place = _code_place(incident)
-    if place is None or not is_runtime(place.library):
+    if not everywhere and (place is None or not is_runtime(place.library)):
         return ()
-    for caller in callers(incident):
-        if caller.library and not is_runtime(caller.library):
-            return (f"the stack leads to {caller.words}",)
-    return ()
+    found = [caller for caller in callers(incident) if caller.library and not is_runtime(caller.library)]
+    # What lies between Python and native code is on every stack, and old words of it are on many.
+    found.sort(key=lambda caller: _GLUE.match(file_name(caller.library)) is not None)
+    return (f"the stack leads to {found[0].words}",) if found else ()
 
 
 def is_runtime(library: str) -> bool:

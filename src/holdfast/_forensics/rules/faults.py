@@ -263,7 +263,7 @@ def _unmapped(incident: Incident) -> Verdict | None:
             _UNMAP_REMEDIES,
         )
     below, above = crash.region_below(address), crash.region_above(address)
-    if below is None or above is None or above.path == "[stack]" or _index_fact(incident, crash):
+    if below is None or above is None or above.path == "[stack]" or _index_fact(incident, crash, address):
         return None
     if not _in_hole(address, below, above):
         return None
@@ -318,7 +318,7 @@ def _wild_pointer(incident: Incident) -> Verdict | None:
     what, confidence = "nothing is mapped there", Confidence.CERTAIN
     facts: list[str] = []
     remedies: tuple[str, ...] = _WILD_REMEDIES
-    index = _index_fact(incident, crash)
+    index = _index_fact(incident, crash, address)
     whole = _cut_from(crash)
     below = crash.region_below(address)
     if index:
@@ -356,6 +356,15 @@ def _refused(incident: Incident, crash: CrashRecord) -> Verdict | None:
         name = named[0] if named else next(iter(impossible))
         value = impossible[name]
         spelled = f", which is the text {as_text(value)!r}" if as_text(value) else ""
+        index = _index_fact(incident, crash, value)
+        if index:
+            return Verdict(
+                Name.WILD_POINTER,
+                f"access to address {value:#x}{in_code(incident)}: an index is out of range",
+                (index, told, *caller_fact(incident)),
+                _INDEX_REMEDIES,
+                Confidence.LIKELY,
+            )
         others = "" if named or len(impossible) == 1 else f" (so do {', '.join(list(impossible)[1:4])})"
         return Verdict(
             Name.WILD_POINTER,
@@ -388,9 +397,8 @@ def _is_trap(incident: Incident, crash: CrashRecord) -> bool:
     return crash.architecture == "x86_64" and crash.address is None and crash.instruction.startswith(_HALTS)
 
 
-def _index_fact(incident: Incident, crash: CrashRecord) -> str:
+def _index_fact(incident: Incident, crash: CrashRecord, address: int) -> str:
     """A sound base and an index that leads out of it, where two registers add up to the address."""
-    address = crash.address or 0
     named = named_in_instruction(incident)
     registers = {name: v for name, v in data_registers(crash).items() if not named or name in named}
     for base, start in registers.items():
