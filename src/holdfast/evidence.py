@@ -155,6 +155,9 @@ class Evidence:
     recorder: bool = False  # whether a recorder was there to see it
     examined: Examined | None = None
     mapped: MappedFile | None = None  # of a bus error, or a fault in a file's mapping
+    callers: tuple[
+        int, ...
+    ] = ()  # return addresses on the stack that follow a call, nearest first; old ones among them
     inherited: Region | None = None  # the file's mapping that it was forked with where it faulted, gone or not
 
 

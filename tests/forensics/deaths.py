@@ -43,7 +43,7 @@ class Death:
     act: Callable[[Path], None]
     name: Name
     words: tuple[str, ...] = ()  # in the cause
-    confidence: Confidence | None = Confidence.CERTAIN  # None: either of the weaker ones
+    confidence: Confidence | None = Confidence.CERTAIN  # None: depends on what is installed, or on where memory lies
     facts: tuple[str, ...] = ()
 
 
@@ -99,7 +99,7 @@ def mapped(path: Path, protection: int = mmap.PROT_READ) -> int:
 # ---------------------------------------------------------------- null and wild
 
 
-@dies(Name.NULL_POINTER, "read of address 0x0", "libc", facts=("the stack leads to",))
+@dies(Name.NULL_POINTER, "read of address 0x0", "libc", facts=("the stack leads to ctypes",))
 def read_null_by_ctypes(folder: Path) -> None:
     ctypes.string_at(0)
 
@@ -175,7 +175,7 @@ def read_vector(folder: Path) -> None:
     faulty(folder).read_vector(ctypes.c_void_p(anonymous(1) + 8))
 
 
-@dies(Name.WILD_POINTER, "read of address", confidence=None)
+@dies(Name.WILD_POINTER, "read of address", facts=("not the main one",))
 def read_in_thread(folder: Path) -> None:
     thread = threading.Thread(target=faulty(folder).read_at, args=(ctypes.c_void_p(0x123456789000),))
     thread.start()
@@ -197,7 +197,7 @@ def overflow_stack(folder: Path) -> None:
     faulty(folder).recurse(0)
 
 
-@dies(Name.STACK_OVERFLOW, "the main thread")
+@dies(Name.STACK_OVERFLOW, "the main thread", "one frame in libfaulty.so takes 63.9 MiB more")
 def overflow_stack_by_one_frame(folder: Path) -> None:
     limit_stack()
     faulty(folder).one_large_frame()
@@ -233,18 +233,18 @@ def overflow_stack_of_native_thread(folder: Path) -> None:
 # ---------------------------------------------------------------- forbidden, or gone
 
 
-@dies(Name.READ_ONLY_WRITE, "write to address", "read_only-", "mapped read-only", "libfaulty.so")
+@dies(Name.READ_ONLY_WRITE, "write to address", "in the read-only map of", "read_only-", "libfaulty.so")
 def write_read_only(folder: Path) -> None:
     faulty(folder).write_at(ctypes.c_void_p(mapped(file_of(folder, "read_only", 3 * PAGE)) + PAGE))
 
 
-@dies(Name.READ_ONLY_WRITE, "memmap-", "mapped read-only")
+@dies(Name.READ_ONLY_WRITE, "in the read-only map of", "memmap-")
 def write_memmap(folder: Path) -> None:
     array = np.memmap(file_of(folder, "memmap", PAGE), dtype=np.uint8, mode="r")
     ctypes.memset(array.ctypes.data, 1, 8)
 
 
-@dies(Name.READ_ONLY_WRITE, "constants of libfaulty.so")
+@dies(Name.READ_ONLY_WRITE, "among the constants of libfaulty.so")
 def write_constant(folder: Path) -> None:
     faulty(folder).change_constant()
 
@@ -256,16 +256,18 @@ def write_protected(folder: Path) -> None:
 
 @dies(Name.USE_AFTER_UNMAP, "given back", confidence=None)
 def read_unmapped(folder: Path) -> None:
+    library = faulty(folder)  # loaded first: loading it maps memory, perhaps right there
     address = anonymous(64)
     LIBC.munmap(address, 64 * PAGE)
-    faulty(folder).read_at(ctypes.c_void_p(address + 5 * PAGE + 40))
+    library.read_at(ctypes.c_void_p(address + 5 * PAGE + 40))
 
 
 @dies(Name.USE_AFTER_UNMAP, "given back", confidence=Confidence.LIKELY, facts=("belongs to one file",))
 def read_unmapped_part_of_file(folder: Path) -> None:
+    library = faulty(folder)
     address = mapped(file_of(folder, "parts", 9 * PAGE))
     LIBC.munmap(address + 3 * PAGE, 3 * PAGE)
-    faulty(folder).read_at(ctypes.c_void_p(address + 4 * PAGE))
+    library.read_at(ctypes.c_void_p(address + 4 * PAGE))
 
 
 @dies(Name.USE_AFTER_UNMAP, "given back", "libfaulty.so", confidence=None)
@@ -274,7 +276,7 @@ def use_large_block_after_free(folder: Path) -> None:
     faulty(folder).use_large_after_free()
 
 
-@dies(Name.WILD_POINTER, "an index is out of range", confidence=Confidence.LIKELY, only=X86)
+@dies(Name.WILD_POINTER, "out of range", confidence=Confidence.LIKELY, facts=("-68719476736, 8",), only=X86)
 def read_far_past_array(folder: Path) -> None:
     library = faulty(folder)
     array = (ctypes.c_long * 8)()
@@ -356,7 +358,7 @@ def fill_shared_memory(folder: Path, unlink: bool) -> None:
     ctypes.memset(address, 1, 1 << 20)
 
 
-@dies(Name.SHARED_MEMORY_FULL, "/dev/shm is full", "0 bytes left of 64.0 KiB", "write")
+@dies(Name.SHARED_MEMORY_FULL, "/dev/shm is full", "0 bytes left of 64.0 KiB", "write in libc")
 def fill_small_shared_memory(folder: Path) -> None:
     fill_shared_memory(folder, unlink=False)
 
@@ -391,7 +393,7 @@ def free_stranger(folder: Path) -> None:
     faulty(folder).free_stranger(ctypes.c_void_p(anonymous(2) + PAGE + 16))
 
 
-@dies(Name.HEAP_CORRUPTION, "the heap is corrupt")
+@dies(Name.HEAP_CORRUPTION, "the heap is corrupt", "written past its end")
 def write_past_block(folder: Path) -> None:
     faulty(folder).write_past_block()
 

@@ -15,7 +15,7 @@ import holdfast
 from forensics import deaths, natives
 from holdfast import FaultPolicy
 from holdfast._capture import crash as recorder
-from holdfast._forensics import mapped_files, verdict
+from holdfast._forensics import callers, mapped_files, verdict
 from holdfast.crashes import SI_KERNEL, SIGBUS, SIGSEGV, CrashRecord, Region
 from holdfast.evidence import CodePlace, Evidence, Examined, Instruction, MappedFile
 from holdfast.incident import Exit, Incident, IncidentKind, InHand, Stage
@@ -59,9 +59,10 @@ class Inheriting:
 
     def __getitem__(self, index: int) -> int:
         if index == 1:
+            library = ctypes.CDLL(str(self.library))  # before: loading it maps memory, perhaps right there
             address = self.array.ctypes.data
             deaths.LIBC.munmap(address, self.array.size)
-            ctypes.CDLL(str(self.library)).read_at(ctypes.c_void_p(address + 5000))
+            library.read_at(ctypes.c_void_p(address + 5000))
         return index
 
 
@@ -240,6 +241,46 @@ def test_a_segfault_without_a_record_is_a_stack_overflow_only_if_nobody_could_re
     bare = replace(incident, stack=stack, evidence=Evidence(recorder=recorded))
 
     assert (verdict.judge(bare).name is Name.STACK_OVERFLOW) == told
+
+
+# ---------------------------------------------------------------- return addresses
+
+
+@pytest.mark.parametrize(
+    ("code", "is_call"),
+    [
+        ("9090 e8 11223344", True),  # call relative
+        ("9090909090 ffd0", True),  # call rax
+        ("90909090 41ffd4", True),  # call r12
+        ("90 ff15 11223344", True),  # call [rip+…]
+        ("90909090 ff5008", True),  # call [rax+8]
+        ("90909090 41ff14", False),  # cut short: the scale is missing
+        ("909090 41ff14c4", True),  # call [r12+rax*8]
+        ("90909090909090", False),
+        ("9090909090 ffe0", False),  # jmp rax
+    ],
+)
+def test_a_return_address_follows_a_call(tmp_path: Path, code: str, is_call: bool) -> None:
+    """Any other word that lies in code is chance."""
+    path = tmp_path / "lib.so"
+    path.write_bytes(bytes(16) + bytes.fromhex(code))
+    region = Region(0x7F0000000000, 0x7F0000001000, "r-xp", 0, str(path))
+    address = region.start + 16 + 7
+    record = CrashRecord(
+        SIGSEGV, 1, 1, 1, architecture="x86_64", possible_return_addresses=(address,), regions=(region,)
+    )
+
+    assert callers.confirmed(record) == ((address,) if is_call else ())
+
+
+def test_no_caller_is_known_when_the_library_is_gone() -> None:
+    """A wheel that was updated under a running job."""
+    region = Region(0x7F0000000000, 0x7F0000001000, "r-xp", 0, "/gone/lib.so")
+    record = CrashRecord(
+        SIGSEGV, 1, 1, 1, architecture="x86_64", possible_return_addresses=(region.start + 64,), regions=(region,)
+    )
+
+    assert callers.confirmed(record) == ()
 
 
 # ---------------------------------------------------------------- the file behind a map

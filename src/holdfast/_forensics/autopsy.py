@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from holdfast._forensics import mapped_files, verdict
+from holdfast._forensics import callers, mapped_files, verdict
 from holdfast.incident import Incident
 
 log = logging.getLogger("holdfast")
@@ -21,9 +21,10 @@ def perform(incident: Incident) -> Incident:
     if incident.verdict is not None:
         return incident
     try:
-        mapped = mapped_files.look(incident.crash)
-        if mapped is not None:
-            incident = replace(incident, evidence=replace(incident.evidence, mapped=mapped))
+        crash = incident.crash
+        if crash is not None:
+            more = replace(incident.evidence, mapped=mapped_files.look(crash), callers=callers.confirmed(crash))
+            incident = replace(incident, evidence=more)
         return replace(incident, verdict=verdict.judge(incident))
     except Exception as error:
         log.debug("the autopsy of %s failed", incident, exc_info=True)

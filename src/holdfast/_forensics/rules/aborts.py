@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast._forensics.rules.addresses import caller_fact, file_name
+from holdfast._forensics.rules.addresses import code_facts, file_name
 from holdfast.crashes import SIGABRT
 from holdfast.incident import Incident, first_line
 from holdfast.verdicts import Confidence, Name, Verdict
@@ -127,7 +127,7 @@ def _quoted(line: str) -> str:
 def _verdict(incident: Incident, meaning: _Meaning, said: str, confidence: Confidence = Confidence.CERTAIN) -> Verdict:
     crash = incident.crash
     own = ("the process sent the signal to itself, as abort() does",)
-    facts = (said, *(own if crash is not None else ()), *caller_fact(incident, everywhere=True))
+    facts = (said, *(own if crash is not None else ()), *code_facts(incident, everywhere=True))
     return Verdict(meaning.name, meaning.cause, facts, meaning.remedies, confidence)
 
 
@@ -152,7 +152,7 @@ def _unexplained(incident: Incident, lines: list[str]) -> Verdict:
 
 
 def _heap(found: re.Match[str], following: str) -> _Meaning:
-    freed = re.search(r"double free|free\(\): |invalid pointer|Attempt to free", found.string)
+    freed = re.search(r"double free|invalid pointer|Attempt to free", found.string)
     how = (
         "something was freed twice, or never allocated, or its header was overwritten"
         if freed

@@ -7,7 +7,6 @@ Never   a process, a file, a lock, the clock; a verdict.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator
 
@@ -21,6 +20,7 @@ _TOP = 1 << 64
 _POINTERS = ("rip", "eflags", "pc", "pstate")
 _RUNTIME = re.compile(r"(libc|ld|libpthread|libm|libdl|libstdc\+\+|libc\+\+(abi)?|libgcc_s|libsupc\+\+)[-.]")
 _GLUE = re.compile(r"libffi|_ctypes|_cffi|libpython|python\d*")
+_CTYPES = re.compile(r"libffi|_ctypes")
 _IN_BRACKETS = re.compile(r"\[([^\]]+)\]")
 _SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
@@ -64,7 +64,7 @@ def callers(incident: Incident) -> Iterator[CodePlace]:
     if crash is None:
         return
     known = {frame.address: frame for frame in examined.frames} if examined is not None else {}
-    for address in itertools.chain(crash.possible_return_addresses, crash.return_addresses):
+    for address in incident.evidence.callers:
         region = crash.region_of(address)
         if address in known:
             yield known[address]
@@ -72,15 +72,22 @@ def callers(incident: Incident) -> Iterator[CodePlace]:
             yield CodePlace(address, region.path, address - region.start + region.offset)
 
 
-def caller_fact(incident: Incident, everywhere: bool = False) -> tuple[str, ...]:
-    """Which library called into the C library, where that is where it died; `everywhere`: wherever it died."""
-    place = _code_place(incident)
-    if not everywhere and (place is None or not is_runtime(place.library)):
-        return ()
-    found = [caller for caller in callers(incident) if caller.library and not is_runtime(caller.library)]
-    # What lies between Python and native code is on every stack, and old words of it are on many.
-    found.sort(key=lambda caller: _GLUE.match(file_name(caller.library)) is not None)
-    return (f"the stack leads to {found[0].words}",) if found else ()
+def code_facts(incident: Incident, everywhere: bool = False) -> tuple[str, ...]:
+    """Which thread it was, if not the main one, and which library called into the C library, where that is where it
+    died; `everywhere`: wherever it died."""
+    crash, place = incident.crash, _code_place(incident)
+    facts = []
+    if crash is not None and crash.thread != crash.pid:
+        facts.append(f"it was thread {crash.thread} ({crash.thread_name}), not the main one")
+    if everywhere or (place is not None and is_runtime(place.library)):
+        found = [caller for caller in callers(incident) if caller.library and not is_runtime(caller.library)]
+        # What lies between Python and native code is on every stack, and old words of it are on many.
+        others = [caller for caller in found if not _GLUE.match(file_name(caller.library))]
+        if others:
+            facts.append(f"the stack leads to {others[0].words}")
+        elif any(_CTYPES.match(file_name(caller.library)) for caller in found):
+            facts.append("the stack leads to ctypes")
+    return tuple(facts)
 
 
 def is_runtime(library: str) -> bool:

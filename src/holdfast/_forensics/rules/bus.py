@@ -7,7 +7,7 @@ Never   a process, a file, a lock, the clock.
 
 from __future__ import annotations
 
-from holdfast._forensics.rules.addresses import caller_fact, fault_of, in_code, region_words, size_words
+from holdfast._forensics.rules.addresses import code_facts, fault_of, in_code, region_words, size_words
 from holdfast.crashes import SIGBUS, CrashRecord, Region
 from holdfast.evidence import MappedFile
 from holdfast.incident import Incident
@@ -78,11 +78,11 @@ def _no_room(incident: Incident, crash: CrashRecord, file: MappedFile) -> bool:
 def _truncated(
     incident: Incident, crash: CrashRecord, region: Region, file: MappedFile, confidence: Confidence
 ) -> Verdict:
-    what = f"{_access(crash)} at byte {file.offset_bytes} of {file.path}{in_code(incident)}"
+    what = f"{_access(crash)}{in_code(incident)} at byte {file.offset_bytes} of {file.path}"
     facts = [f"the kernel says {crash.code_name} at {crash.address:#x}, in {region_words(region)}"]
     if file.size_bytes is not None:
         cause = f"{what}, which has only {file.size_bytes} bytes: it was truncated under its map"
-        facts.append(f"the map reaches to byte {region.offset + region.end - region.start}, the file to its end before")
+        facts.append(f"the map reaches to byte {region.offset + region.end - region.start} of it")
     else:
         cause = f"{what}, past the end that it now has: it was truncated under its map"
         facts.append("the file has no name any more: nobody can look how long it is")
@@ -93,7 +93,7 @@ def _truncated(
         "find who writes the file while workers read it; make it read-only while the job runs: chmod a-w",
         'or read it instead of mapping it: np.fromfile, np.load(path, mmap_mode=None), open(path, "rb").read()',
     )
-    return Verdict(Name.TRUNCATED_FILE, cause, (*facts, *caller_fact(incident)), remedies, confidence)
+    return Verdict(Name.TRUNCATED_FILE, cause, (*facts, *code_facts(incident)), remedies, confidence)
 
 
 def _full(incident: Incident, crash: CrashRecord, region: Region, file: MappedFile) -> Verdict:
@@ -123,8 +123,8 @@ def _full(incident: Incident, crash: CrashRecord, region: Region, file: MappedFi
         remedies = (f"make room: df -h {file.path}", "write with os.posix_fallocate first: it raises OSError instead")
     return Verdict(
         Name.SHARED_MEMORY_FULL,
-        f"{_access(crash)} of a new page of {file.path}{in_code(incident)}, but {named} is full{left}",
-        (*facts, *caller_fact(incident)),
+        f"{_access(crash)}{in_code(incident)} of a page of {file.path} that needs room, but {named} is full{left}",
+        (*facts, *code_facts(incident)),
         remedies,
         Confidence.CERTAIN if certain else Confidence.LIKELY,
     )
@@ -163,10 +163,11 @@ def _broken_memory(incident: Incident, crash: CrashRecord) -> Verdict:
 
 
 def _misaligned(incident: Incident, crash: CrashRecord) -> Verdict:
+    shown = f" of address {crash.address:#x}" if crash.address else ""  # x86-64 does not tell it
     return Verdict(
         Name.WILD_POINTER,
-        f"misaligned {_access(crash)} of address {crash.address or 0:#x}{in_code(incident)}",
-        ("the kernel says BUS_ADRALN: this code may use aligned addresses only", *caller_fact(incident)),
+        f"misaligned {_access(crash)}{shown}{in_code(incident)}",
+        ("the kernel says BUS_ADRALN: this code may use aligned addresses only", *code_facts(incident)),
         (
             "hand native code arrays that are aligned: np.require(array, requirements='AC')",
             "report it to the library's authors with the address and the function above",
@@ -179,7 +180,7 @@ def _no_file(incident: Incident, crash: CrashRecord, region: Region | None) -> V
     return Verdict(
         Name.SHARED_MEMORY_FULL,
         f"{_access(crash)} of address {crash.address or 0:#x}{in_code(incident)}: there is no memory behind {where}",
-        (f"the kernel says {crash.code_name}", *caller_fact(incident)),
+        (f"the kernel says {crash.code_name}", *code_facts(incident)),
         ("look for what was short at that moment: dmesg, free -h, cat /proc/meminfo | grep -i huge",),
         Confidence.POSSIBLE,
     )

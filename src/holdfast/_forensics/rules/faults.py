@@ -21,7 +21,7 @@ from holdfast._forensics.rules import bus
 from holdfast._forensics.rules.addresses import (
     NULL_REACH,
     as_text,
-    caller_fact,
+    code_facts,
     data_registers,
     fault_of,
     file_name,
@@ -43,6 +43,7 @@ _GUARD = 64 << 10
 _LARGEST_FRAME = 1 << 30
 _LARGEST_HOLE = 1 << 30  # of 128 TiB: a pointer made of garbage does not fall into one
 _FATAL = "Fatal Python error: Segmentation fault"
+_LEAST_INDEX = 256  # smaller sums are chance
 _HALTS = b"\xf4"  # hlt: the CPU refuses it as it does an impossible address, but somebody wrote it
 _ALIGNED_MOVES = ("movaps", "movapd", "movdqa", "movntdq", "movntps", "fxsave", "fxrstor")
 
@@ -100,11 +101,13 @@ def _stack_overflow(incident: Incident) -> Verdict | None:
     repeated = _repeated(crash)
     if repeated:
         facts.append(f"one return address stands {repeated} times on the last 4 KiB of it: a function calls itself")
-    size = size_words(stack.end - stack.start)
+    used = f"all {size_words(stack.end - stack.start)} of it are used{in_code(incident)}"
+    if stack.start - crash.stack_pointer > _STACK_REACH:
+        used = f"one frame{in_code(incident)} takes {size_words(stack.start - crash.stack_pointer)} more than there is"
     return Verdict(
         Name.STACK_OVERFLOW,
-        f"the stack of {whose} is full: all {size} of it are used{in_code(incident)}",
-        (*facts, *caller_fact(incident)),
+        f"the stack of {whose} is full: {used}",
+        (*facts, *code_facts(incident)),
         (_STACK_REMEDIES[1], _STACK_REMEDIES[2], _STACK_REMEDIES[0] + ", and recurse in a thread")
         if main
         else (_STACK_REMEDIES[0], _STACK_REMEDIES[2]),
@@ -167,7 +170,7 @@ def _null_pointer(incident: Incident) -> Verdict | None:
     return Verdict(
         Name.NULL_POINTER,
         f"{crash.access or 'access'} of address {shown}{in_code(incident)}{meaning}",
-        (*facts, *caller_fact(incident)),
+        (*facts, *code_facts(incident)),
         (
             "check what this sample hands to that library: an empty or corrupt file often decodes to nothing",
             "with ctypes: a function that failed returned NULL, and nobody looked",
@@ -199,7 +202,7 @@ def _forbidden(incident: Incident) -> Verdict | None:
     facts = (
         f"the kernel says {crash.code_name}: the address is mapped, but not for this",
         f"it lies in {region_words(region)}",
-        *caller_fact(incident),
+        *code_facts(incident),
     )
     shown = f"address {crash.address:#x}{in_code(incident)}"
     if region.permissions[0] != "r":
@@ -210,27 +213,27 @@ def _forbidden(incident: Incident) -> Verdict | None:
             _WILD_REMEDIES,
         )
     target, remedies = _read_only(region)
-    return Verdict(Name.READ_ONLY_WRITE, f"write to {shown}, in {target}", facts, remedies)
+    return Verdict(Name.READ_ONLY_WRITE, f"write to {shown}, which is {target}", facts, remedies)
 
 
 def _read_only(region: Region) -> tuple[str, tuple[str, ...]]:
     path, name = region.path, file_name(region.path)
     if not path.startswith("/"):
         return (
-            "memory that was made read-only",
+            "in memory that was made read-only",
             ("copy before writing: array = array.copy(), tensor = tensor.clone()",),
         )
     if ".so" in name or region.executable:
         what = "code" if region.executable else "constants"
         return (
-            f"{what} of {name}, which are read-only",
+            f"among the {what} of {name}",
             (
                 "native code changes a string constant or a const table: copy it first",
                 "with ctypes: pass ctypes.create_string_buffer(data), never bytes, to a function that writes",
             ),
         )
     return (
-        f"{path}, which is mapped read-only",
+        f"in the read-only map of {path}",
         (
             'map it for private changes: np.memmap(path, mode="c"), mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)',
             'or copy it for native code: np.array(memmap), torch.tensor(memmap); mode="r+" would change the file',
@@ -258,7 +261,7 @@ def _unmapped(incident: Incident) -> Verdict | None:
             (
                 f"the worker was forked with {region_words(inherited)} there",
                 "at its death nothing was mapped there",
-                *caller_fact(incident),
+                *code_facts(incident),
             ),
             _UNMAP_REMEDIES,
         )
@@ -287,7 +290,7 @@ def _unmapped(incident: Incident) -> Verdict | None:
     return Verdict(
         Name.USE_AFTER_UNMAP,
         f"{shown}, in memory that was given back to the system",
-        (*facts, *caller_fact(incident)),
+        (*facts, *code_facts(incident)),
         _UNMAP_REMEDIES,
         confidence,
     )
@@ -337,7 +340,7 @@ def _wild_pointer(incident: Incident) -> Verdict | None:
     return Verdict(
         Name.WILD_POINTER,
         f"{crash.access or 'access'} of address {address:#x}{in_code(incident)}: {what}",
-        (*facts, *caller_fact(incident)),
+        (*facts, *code_facts(incident)),
         remedies,
         confidence,
     )
@@ -361,17 +364,17 @@ def _refused(incident: Incident, crash: CrashRecord) -> Verdict | None:
             return Verdict(
                 Name.WILD_POINTER,
                 f"access to address {value:#x}{in_code(incident)}: an index is out of range",
-                (index, told, *caller_fact(incident)),
+                (index, told, *code_facts(incident)),
                 _INDEX_REMEDIES,
                 Confidence.LIKELY,
             )
-        others = "" if named or len(impossible) == 1 else f" (so do {', '.join(list(impossible)[1:4])})"
+        sure = bool(named) or set(impossible.values()) == {value}
         return Verdict(
             Name.WILD_POINTER,
             f"access through a pointer that can be none{in_code(incident)}: {name} holds {value:#x}{spelled}",
-            (told, f"register {name} holds an address that no process can have{others}", *caller_fact(incident)),
+            (told, f"register {name} holds an address that no process can have", *code_facts(incident)),
             _WILD_REMEDIES,
-            Confidence.CERTAIN if named or len(impossible) == 1 else Confidence.LIKELY,
+            Confidence.CERTAIN if sure else Confidence.LIKELY,
         )
     if any(move in text for move in _ALIGNED_MOVES):
         return Verdict(
@@ -401,18 +404,15 @@ def _index_fact(incident: Incident, crash: CrashRecord, address: int) -> str:
     """A sound base and an index that leads out of it, where two registers add up to the address."""
     named = named_in_instruction(incident)
     registers = {name: v for name, v in data_registers(crash).items() if not named or name in named}
-    for base, start in registers.items():
-        region = crash.region_of(start)
-        if region is None or region.permissions[0] != "r" or base in ("rsp", "sp"):
-            continue
-        for name, index in registers.items():
-            signed = index - (1 << 64) if index >> 63 else index
-            if name == base or abs(signed) < 256:
-                continue
-            for scale in (1, 2, 4, 8):
-                if start + signed * scale == address:
+    sound = [(base, start, crash.region_of(start)) for base, start in registers.items() if base not in ("rsp", "sp")]
+    signed = {name: value - (1 << 64) if value >> 63 else value for name, value in registers.items()}
+    for scale in (8, 4, 2, 1):  # the largest first: with 1, the product itself stands in some register
+        for base, start, region in sound:
+            for name, index in signed.items():
+                leads = start + index * scale == address and name != base and abs(index) >= _LEAST_INDEX
+                if leads and region is not None and region.permissions[0] == "r":
                     return (
-                        f"{base} holds {start:#x}, which is sound, and {name} the index {signed}, "
+                        f"{base} holds {start:#x}, which is sound, and {name} the index {index}, "
                         f"{scale} bytes each: together they lead out of {region_words(region)}"
                     )
     return ""
