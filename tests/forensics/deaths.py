@@ -159,7 +159,7 @@ def read_lower_half(folder: Path) -> None:
     faulty(folder).low_half(ctypes.c_void_p(anonymous(1)))
 
 
-@dies(Name.WILD_POINTER, "reserved", "libfaulty.so")
+@dies(Name.WILD_POINTER, "read in libfaulty.so of address", "reserved")
 def read_reserved(folder: Path) -> None:
     faulty(folder).read_at(ctypes.c_void_p(anonymous(1, 0)))
 
@@ -233,7 +233,7 @@ def overflow_stack_of_native_thread(folder: Path) -> None:
 # ---------------------------------------------------------------- forbidden, or gone
 
 
-@dies(Name.READ_ONLY_WRITE, "write to address", "in the read-only map of", "read_only-", "libfaulty.so")
+@dies(Name.READ_ONLY_WRITE, "write in libfaulty.so to address", "in the read-only map of", "read_only-")
 def write_read_only(folder: Path) -> None:
     faulty(folder).write_at(ctypes.c_void_p(mapped(file_of(folder, "read_only", 3 * PAGE)) + PAGE))
 

@@ -54,7 +54,7 @@ _CHECK = re.compile(
 )
 
 _HEAP_REMEDIES = (
-    "the fault lies earlier than the abort: run the sample with MALLOC_CHECK_=3 MALLOC_PERTURB_=165 to meet it sooner",
+    "the fault lies before the abort; meet it sooner: LD_PRELOAD=libc_malloc_debug.so.0 MALLOC_CHECK_=3 python …",
     "find the place: valgrind python …, or build the extension with -fsanitize=address",
     "suspect native code of this sample's path: ctypes, own extensions, decoders; update them first",
 )

@@ -204,16 +204,16 @@ def _forbidden(incident: Incident) -> Verdict | None:
         f"it lies in {region_words(region)}",
         *code_facts(incident),
     )
-    shown = f"address {crash.address:#x}{in_code(incident)}"
+    code, shown = in_code(incident), f"address {crash.address:#x}"
     if region.permissions[0] != "r":
         return Verdict(
             Name.WILD_POINTER,
-            f"{crash.access or 'access'} of {shown}, which is reserved: nobody may read or write there",
+            f"{crash.access or 'access'}{code} of {shown}, which is reserved: nobody may read or write there",
             facts,
             _WILD_REMEDIES,
         )
     target, remedies = _read_only(region)
-    return Verdict(Name.READ_ONLY_WRITE, f"write to {shown}, which is {target}", facts, remedies)
+    return Verdict(Name.READ_ONLY_WRITE, f"write{code} to {shown}, which is {target}", facts, remedies)
 
 
 def _read_only(region: Region) -> tuple[str, tuple[str, ...]]:
@@ -252,7 +252,7 @@ def _unmapped(incident: Incident) -> Verdict | None:
     address = crash.address
     if is_kernels(address) or not crash.regions or crash.region_of(address) is not None:
         return None
-    shown = f"{crash.access or 'access'} of address {address:#x}{in_code(incident)}"
+    shown = f"{crash.access or 'access'}{in_code(incident)} of address {address:#x}"
     inherited = incident.evidence.inherited
     if inherited is not None:
         return Verdict(
