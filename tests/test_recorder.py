@@ -498,19 +498,18 @@ def test_a_stack_overflow_kills_without_a_record_when_the_thread_has_no_second_s
 
 @needs_recorder
 def test_second_stacks_go_with_their_threads(box):
-    """A thousand threads leave as many maps as none."""
+    """A thousand threads leave about as many maps as none; kept, they would be two thousand."""
 
     def start_many() -> None:
         def lines() -> int:
             return len(Path("/proc/self/maps").read_text().splitlines())
 
-        before = 0
-        for count in range(1000):
+        before = lines()
+        for _ in range(1000):
             thread = threading.Thread(target=int)
             thread.start()
             thread.join()
-            before = before or (count == 10 and lines()) or 0
-        os._exit(7 if lines() <= before + 2 else 8)
+        os._exit(7 if lines() < before + 500 else 8)
 
     assert box.dies(start_many) == 7
 
