@@ -19,6 +19,7 @@ recorder = Extension(
     depends=["src/holdfast/_capture/recorder.h"],
     define_macros=[("Py_LIMITED_API", "0x030A0000")] if ABI3 else [],
     extra_compile_args=["-std=c11", "-Wall", "-Wextra"],
+    libraries=["dl"],  # a library of its own before glibc 2.34
     # Bound when it is loaded: in the handler the dynamic linker must have nothing left to do.
     extra_link_args=["-Wl,-z,now"],
     py_limited_api=ABI3,

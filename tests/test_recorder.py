@@ -7,6 +7,7 @@ Never   installs the recorder in the process that runs the tests.
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import errno
 import faulthandler
@@ -123,7 +124,7 @@ def unsafe_calls(source: str, start: str = "on_fatal_signal") -> set[str]:
         for called in re.findall(r"\b([A-Za-z_]\w*)\s*\(", bodies[name]):
             if called in bodies:
                 waiting.append(called)
-            elif called not in SAFE | NO_CALLS and not called.startswith("__atomic_"):
+            elif called not in SAFE | NO_CALLS and not called.startswith(("__atomic_", "__builtin_ia32_")):
                 unsafe.add(called)
     return unsafe
 
@@ -468,17 +469,113 @@ def test_a_thread_waits_when_another_one_is_recording(box):
 
 
 @needs_recorder
-def test_a_stack_overflow_in_another_thread_kills_without_a_record(box):
-    """It has no second stack to record on; the signal is right all the same."""
+def test_a_stack_overflow_of_a_thread_is_recorded_when_python_started_it(box):
+    """It is given a second stack when it begins."""
 
     def overflow() -> None:
-        code = page(CODE["recurse"])
-        thread = threading.Thread(target=run, args=(code,))
+        thread = threading.Thread(target=run, args=(page(CODE["recurse"]),))
         thread.start()
         thread.join()
 
     assert box.dies(overflow) == -signal.SIGSEGV
+    assert box.record is not None
+    assert box.record.thread != box.record.pid
+    assert "run" in box.stack
+
+
+@needs_recorder
+def test_a_stack_overflow_kills_without_a_record_when_the_thread_has_no_second_stack(box):
+    """As threads that native code starts; the signal is right all the same, and it is known that it could be seen."""
+
+    def overflow() -> None:
+        _thread.start_new_thread(run, (page(CODE["recurse"]),))
+        time.sleep(30)  # until it dies; ends by itself if it does not
+
+    assert box.dies(overflow) == -signal.SIGSEGV
     assert box.record is None
+    assert crash.could_record(box.box)
+
+
+@needs_recorder
+def test_second_stacks_go_with_their_threads(box):
+    """A thousand threads leave about as many maps as none; kept, they would be two thousand."""
+
+    def start_many() -> None:
+        def lines() -> int:
+            return len(Path("/proc/self/maps").read_text().splitlines())
+
+        before = lines()
+        for _ in range(1000):
+            thread = threading.Thread(target=int)
+            thread.start()
+            thread.join()
+        os._exit(7 if lines() < before + 500 else 8)
+
+    assert box.dies(start_many) == 7
+
+
+@needs_recorder
+def test_threads_are_as_they_were_when_a_second_stack_is_added(box):
+    """Their exceptions, and their names, are their own; one that nobody joins is no leak."""
+
+    def start() -> None:
+        raised: list[object] = []
+        threading.excepthook = raised.append
+        thread = threading.Thread(target=lambda: 1 / 0, name="divider")
+        thread.start()
+        thread.join()
+        (hook,) = raised
+        known = hook.exc_type is ZeroDivisionError and hook.thread is thread and thread.name == "divider"
+        crash._mind_threads()  # a second time changes nothing
+        os._exit(7 if known and not hasattr(threading.Thread._bootstrap_inner.__wrapped__, "__wrapped__") else 8)
+
+    assert box.dies(start) == 7
+
+
+@needs_recorder
+def test_nobody_could_record_when_there_was_no_recorder(box):
+    """Then a death without a record says nothing."""
+    assert not crash.could_record(box.box)
+
+
+@needs_recorder
+@pytest.mark.parametrize("heard", [True, False])
+def test_the_c_librarys_message_is_recorded(box, heard, capfd):
+    """Where standard error is closed, too: it keeps a copy for debuggers."""
+
+    def free_twice() -> None:
+        if not heard:
+            os.close(2)
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype = ctypes.c_void_p
+        block = ctypes.c_void_p(libc.malloc(ctypes.c_size_t(64 << 10)))
+        libc.free(block)
+        libc.free(block)
+
+    assert box.dies(free_twice) == -signal.SIGABRT
+    assert box.record is not None
+    assert "double free" in box.record.message
+    assert ("double free" in capfd.readouterr().err) == heard
+
+
+@needs_recorder
+def test_there_is_no_message_when_nobody_said_anything(box):
+    """abort() alone is silent."""
+    assert box.dies(os.abort) == -signal.SIGABRT
+    assert box.record is not None
+    assert box.record.message == ""
+
+
+@needs_recorder
+def test_the_room_in_shared_memory_is_recorded_at_a_bus_error(box):
+    """As it was at that moment: what the dying process holds is free a moment later."""
+    assert box.dies(lambda: crashes.read_truncated_file(lambda *_, **__: None)) == -signal.SIGBUS
+    assert box.record is not None
+    assert box.record.code_name == "BUS_ADRERR"
+    if Path("/dev/shm").is_dir():
+        room = os.statvfs("/dev/shm")
+        assert box.record.shared_bytes == room.f_blocks * room.f_frsize
+        assert box.record.shared_free_bytes is not None
 
 
 class AlternateStack(ctypes.Structure):

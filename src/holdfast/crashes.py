@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SI_KERNEL = 0x80
+SIGABRT, SIGBUS, SIGSEGV = int(_signal.SIGABRT), int(_signal.SIGBUS), int(_signal.SIGSEGV)
 _PAGE_FAULT = 14  # x86-64's trap number
 _DELETED = " (deleted)"
 _NO_FILES = ("/dev/zero", "/dev/shm/", "/memfd:", "/SYSV", "/anon_hugepage")  # how maps show shared memory
@@ -94,7 +95,10 @@ class CrashRecord:
     stack: bytes = b""  # at stack_address, which is above the stack pointer if that was not mapped
     return_addresses: tuple[int, ...] = ()  # along the frame pointers: right where code keeps them
     possible_return_addresses: tuple[int, ...] = ()  # words on the stack that point into code, stale ones among them
-    regions: tuple[Region, ...] = ()  # what the addresses above lie in, or right below
+    regions: tuple[Region, ...] = ()  # what the addresses above lie in, or right below; lowest first
+    message: str = ""  # what the C library said before it called abort()
+    shared_free_bytes: int | None = None  # of SIGBUS: what /dev/shm had at that moment
+    shared_bytes: int | None = None  # its size
 
     @property
     def signal_name(self) -> str:
@@ -138,6 +142,13 @@ class CrashRecord:
                 return region
         return None
 
+    def region_above(self, address: int) -> Region | None:
+        """The next one that is mapped, right above an address that is not."""
+        return next((region for region in self.regions if region.start > address), None)
+
+    def region_below(self, address: int) -> Region | None:
+        return next((region for region in reversed(self.regions) if region.end <= address), None)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values only; addresses and bytes in hexadecimal, as every other tool prints them."""
         return {
@@ -168,6 +179,9 @@ class CrashRecord:
                 | {"offset": _hex(r.offset), "path": r.path}
                 for r in self.regions
             ],
+            "message": self.message,
+            "shared_free_bytes": self.shared_free_bytes,
+            "shared_bytes": self.shared_bytes,
         }
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.crashes import CrashRecord
+from holdfast.crashes import CrashRecord, Region
 
 RECENT_SAMPLES = 64
 
@@ -139,6 +139,18 @@ class Examined:
 
 
 @dataclass(frozen=True)
+class MappedFile:
+    """The file that a worker had mapped where it faulted, looked at after its death."""
+
+    path: str
+    deleted: bool = False  # it has no name any more, or another file has it now
+    size_bytes: int | None = None
+    offset_bytes: int = 0  # of the fault, in the file
+    file_system: str = ""  # «ext4», «tmpfs»
+    free_bytes: int | None = None  # of the file system
+
+
+@dataclass(frozen=True)
 class Evidence:
     """Everything that is known of one incident beside what the incident itself says."""
 
@@ -149,6 +161,11 @@ class Evidence:
     crash: CrashRecord | None = None  # what the fatal-signal handler saw; None: no such signal, or no recorder
     recorder: bool = False  # whether a recorder was there to see it
     examined: Examined | None = None
+    mapped: MappedFile | None = None  # of a bus error, or a fault in a file's mapping
+    callers: tuple[
+        int, ...
+    ] = ()  # return addresses on the stack that follow a call, nearest first; old ones among them
+    inherited: Region | None = None  # the file's mapping that it was forked with where it faulted, gone or not
 
 
 NO_EVIDENCE = Evidence()

@@ -1,0 +1,1 @@
+"""Real deaths and hangs, and what the autopsy says about them."""

@@ -12,13 +12,15 @@
  *                                                        was sent is queued again: faulthandler, then death
  *
  * The next handler gets the same siginfo and the same context as we did: nothing shows that we were there.
- * A thread without an alternate stack (all but the one that installs) is recorded on its own stack; if that is what
- * overflowed, the kernel kills the process at once, with the right signal and without a record.
+ * A thread without an alternate stack (one that native code started; Python's get one by `add_stack`) is recorded on
+ * its own stack; if that is what overflowed, the kernel kills the process at once, with the right signal and without a
+ * record.
  */
 
 #define _GNU_SOURCE 1
 #include <Python.h>
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -28,6 +30,7 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -50,6 +53,7 @@ static char *maps;
 static size_t maps_room;
 static const volatile int64_t *last_step_ns; /* the black box's SINCE */
 static size_t page_size;
+static const void *abort_message; /* where the C library keeps a pointer to its last words; NULL: it keeps none */
 static pid_t owner;             /* forks of the worker share the black box, and must not write to it */
 static volatile int claiming;   /* the thread that came last, */
 static volatile int recording;  /* and the one that is at it: faults of theirs are our own */
@@ -184,6 +188,29 @@ static void take_stack(uint64_t frame)
     __atomic_store_n(&record->return_count, count, __ATOMIC_RELEASE);
 }
 
+/* The C library keeps what it wrote before abort() as {unsigned size; char text[]}, text ended by a zero: it is there
+ * where standard error is closed, too. */
+static void take_message(int number)
+{
+    uint64_t at = 0;
+    if (number != SIGABRT || abort_message == NULL)
+        return;
+    if (peek(&at, (uint64_t)(uintptr_t)abort_message, sizeof at) != sizeof at || at == 0)
+        return;
+    size_t got = peek(record->message, at + sizeof(unsigned), MESSAGE_ROOM);
+    __atomic_store_n(&record->message_size, (uint32_t)got, __ATOMIC_RELEASE);
+}
+
+/* Now: what the dying worker holds of it is free as soon as it is gone. */
+static void take_shared_memory(int number)
+{
+    struct statfs found;
+    if (number != SIGBUS || syscall(SYS_statfs, "/dev/shm", &found) != 0)
+        return;
+    record->shared_free_bytes = (uint64_t)found.f_bavail * (uint64_t)found.f_bsize;
+    record->shared_bytes = (uint64_t)found.f_blocks * (uint64_t)found.f_bsize;
+}
+
 static void save_maps(void)
 {
     int file = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
@@ -222,6 +249,8 @@ static void write_record(int number, const siginfo_t *info, const ucontext_t *co
     __atomic_store_n(&record->state, FACTS, __ATOMIC_RELEASE);
     take_code(number);
     take_stack(frame);
+    take_message(number);
+    take_shared_memory(number);
     save_maps();
     __atomic_store_n(&record->state, SAVED, __ATOMIC_RELEASE);
 }
@@ -277,6 +306,10 @@ __attribute__((force_align_arg_pointer)) /* qemu's emulation enters with an odd 
 #endif
 static void on_fatal_signal(int number, siginfo_t *info, void *context)
 {
+#if defined(__x86_64__)
+    /* Alignment checks, where that is what faulted, would be on in here, too. */
+    __builtin_ia32_writeeflags_u64(__builtin_ia32_readeflags_u64() & ~0x40000ull);
+#endif
     int before = errno;
     int thread = (int)syscall(SYS_gettid);
     int place = 0;
@@ -339,26 +372,27 @@ static int put_in_front(void)
     return 0;
 }
 
-/* For this thread; the memory stays until the process ends. */
-static int make_alternate_stack(void)
+/* For this thread. Answers with the start of its memory, NULL where the thread has one that is large enough;
+ * MAP_FAILED, and errno, where there can be none. */
+static void *make_alternate_stack(void)
 {
     stack_t stack;
     if (sigaltstack(NULL, &stack) != 0)
-        return -1;
+        return MAP_FAILED;
     if (!(stack.ss_flags & SS_DISABLE) && stack.ss_size >= ALTERNATE_STACK)
-        return 0;
+        return NULL;
     /* The page below stays forbidden: overflowing this one, too, must not write over somebody's memory. */
     char *memory = mmap(NULL, page_size + ALTERNATE_STACK, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
-        return -1;
+        return MAP_FAILED;
     memset(&stack, 0, sizeof stack);
     stack.ss_sp = memory + page_size;
     stack.ss_size = ALTERNATE_STACK;
     if (mprotect(stack.ss_sp, ALTERNATE_STACK, PROT_READ | PROT_WRITE) != 0 || sigaltstack(&stack, NULL) != 0) {
         munmap(memory, page_size + ALTERNATE_STACK);
-        return -1;
+        return MAP_FAILED;
     }
-    return 0;
+    return memory;
 }
 
 static PyObject *recorder_install(PyObject *module, PyObject *arguments)
@@ -368,8 +402,11 @@ static PyObject *recorder_install(PyObject *module, PyObject *arguments)
     if (!PyArg_ParseTuple(arguments, "KKKK", &at, &step, &maps_at, &room))
         return NULL;
     page_size = (size_t)sysconf(_SC_PAGESIZE);
-    if (make_alternate_stack() != 0)
+    if (make_alternate_stack() == MAP_FAILED) /* this one stays until the process ends */
         return PyErr_SetFromErrno(PyExc_OSError);
+#ifdef __GLIBC__
+    abort_message = dlvsym(RTLD_DEFAULT, "__abort_msg", "GLIBC_PRIVATE");
+#endif
     record = (struct record *)(uintptr_t)at;
     last_step_ns = (const volatile int64_t *)(uintptr_t)step;
     maps = (char *)(uintptr_t)maps_at;
@@ -378,6 +415,31 @@ static PyObject *recorder_install(PyObject *module, PyObject *arguments)
     claiming = recording = 0;
     if (put_in_front() != 0)
         return PyErr_SetFromErrno(PyExc_OSError);
+    record->version = VERSION; /* what comes from now on is recorded */
+    Py_RETURN_NONE;
+}
+
+static PyObject *recorder_add_stack(PyObject *module, PyObject *none)
+{
+    (void)module, (void)none;
+    void *memory = record != NULL ? make_alternate_stack() : NULL;
+    return PyLong_FromVoidPtr(memory == MAP_FAILED ? NULL : memory);
+}
+
+static PyObject *recorder_drop_stack(PyObject *module, PyObject *at)
+{
+    (void)module;
+    char *memory = PyLong_AsVoidPtr(at);
+    stack_t stack;
+    if (memory == NULL && PyErr_Occurred())
+        return NULL;
+    /* Somebody who has put another in its place may mean to put it back: it stays then. */
+    if (memory != NULL && sigaltstack(NULL, &stack) == 0 && stack.ss_sp == memory + page_size) {
+        memset(&stack, 0, sizeof stack);
+        stack.ss_flags = SS_DISABLE;
+        if (sigaltstack(&stack, NULL) == 0)
+            munmap(memory, page_size + ALTERNATE_STACK);
+    }
     Py_RETURN_NONE;
 }
 
@@ -405,6 +467,8 @@ static PyObject *recorder_is_installed(PyObject *module, PyObject *none)
 static PyMethodDef methods[] = {
     {"install", recorder_install, METH_VARARGS, "install(record, last_step, maps, maps_room): addresses, and a size."},
     {"reinstall", recorder_reinstall, METH_NOARGS, "Come first again, before handlers that were installed since."},
+    {"add_stack", recorder_add_stack, METH_NOARGS, "A second stack for this thread: where it is, 0 if it needs none."},
+    {"drop_stack", recorder_drop_stack, METH_O, "Give back what add_stack gave, in the same thread."},
     {"is_installed", recorder_is_installed, METH_NOARGS, "Whether all seven signals come to us first."},
     {NULL, NULL, 0, NULL},
 };

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from holdfast._forensics import examine, verdict
+from holdfast._forensics import callers, examine, mapped_files, verdict
 from holdfast.incident import Incident
 
 log = logging.getLogger("holdfast")
@@ -22,6 +22,10 @@ def perform(incident: Incident) -> Incident:
         return incident
     incident = _examined(incident)
     try:
+        crash = incident.crash
+        if crash is not None:
+            more = replace(incident.evidence, mapped=mapped_files.look(crash), callers=callers.confirmed(crash))
+            incident = replace(incident, evidence=more)
         return replace(incident, verdict=verdict.judge(incident))
     except Exception as error:
         log.debug("the autopsy of %s failed", incident, exc_info=True)

@@ -233,7 +233,7 @@ class Exchange:
             batches_done=box.batches_done,
             left_by_exit=box.left_by_exit,
         )
-        return replace(known, worked=worked, crash=crash.read(box), recorder=crash.AVAILABLE)
+        return replace(known, worked=worked, crash=crash.read(box), recorder=crash.could_record(box))
 
     def _keep_random(self, slot: int) -> None:
         worker, kept = self._workers[slot], self._memories[slot]

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast._capture import crash
 from holdfast._capture.blackbox import BlackBox
 from holdfast._capture.last_words import Echo, LastWords
 from holdfast._capture.vitals import Vitals
@@ -306,7 +307,9 @@ class Zygote:
             descriptors=vitals.descriptors,
             threads=vitals.threads,
         )
-        return Evidence(worked, child.seen, last_words=child.words.text if child.words is not None else "")
+        words = child.words.text if child.words is not None else ""
+        inherited = None if self._unforkable else crash.inherited(child.box)
+        return Evidence(worked, child.seen, last_words=words, inherited=inherited)
 
     def _forget(self, child: Child) -> None:
         if child.words is not None:
