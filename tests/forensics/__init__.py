@@ -1,0 +1,1 @@
+"""Real deaths, hangs and errors, and what the verdict on each says."""
