@@ -30,10 +30,10 @@ DEADLINE_S = 30.0
 # ---------------------------------------------------------------- killed by others
 
 
-def await_signal(folder: Path, name: str) -> None:
-    """Ask whoever watches the folder for a signal, and wait for it."""
+def await_signal(folder: Path, name: str, pid: int | None = None) -> None:
+    """Ask whoever watches the folder for a signal, and wait for it to end us."""
     unnamed = folder / f"{name}.new"
-    unnamed.write_text(str(os.getpid()))
+    unnamed.write_text(str(pid or os.getpid()))
     unnamed.rename(folder / f"{name}.pid")
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:

@@ -8,12 +8,14 @@ test_kill_rules.py.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import Dataset
 
 import holdfast
-from forensics.ends import ENDS, Ending, Killer
+from forensics.ends import ENDS, Ending, Killer, await_signal
 from holdfast import FaultPolicy
 from holdfast._capture import crash
 from holdfast.verdicts import Confidence, Name
@@ -25,7 +27,7 @@ US = f"process {os.getpid()} ("
 
 # name → verdict, confidence, words of the cause
 EXPECTED: dict[str, tuple[Name, Confidence, tuple[str, ...]]] = {
-    "SIGKILL": (Name.KILLED, Confidence.LIKELY, ("SIGKILL from another process", "not by the kernel")),
+    "SIGKILL": (Name.KILLED, Confidence.LIKELY, ("SIGKILL that some process sent", "not by the kernel")),
     "SIGTERM": (Name.KILLED, Confidence.CERTAIN, ("SIGTERM", US)),
     "SIGINT": (Name.KILLED, Confidence.CERTAIN, ("SIGINT", US)),
     "SIGHUP": (Name.KILLED, Confidence.CERTAIN, ("SIGHUP", US)),
@@ -33,7 +35,7 @@ EXPECTED: dict[str, tuple[Name, Confidence, tuple[str, ...]]] = {
     "SIGSEGV": (Name.KILLED, Confidence.CERTAIN, ("SIGSEGV", US)),
     "SIGXCPU": (Name.KILLED, Confidence.CERTAIN, ("SIGXCPU", US)),
     "terminated_by_child": (Name.KILLED, Confidence.CERTAIN, ("SIGTERM", "sh -c", "the-killer")),
-    "kill_itself": (Name.KILLED, Confidence.LIKELY, ("SIGKILL",)),
+    "kill_itself": (Name.KILLED, Confidence.LIKELY, ("SIGKILL that some process sent",)),
     "terminate_itself": (Name.KILLED, Confidence.CERTAIN, ("sent SIGTERM to itself",)),
     "call_sys_exit": (Name.EXITED, Confidence.CERTAIN, ("sys.exit(3)", "ends.py:", "call_sys_exit")),
     "call_sys_exit_with_text": (Name.EXITED, Confidence.CERTAIN, ("sys.exit(1)", "call_sys_exit_with_text")),
@@ -111,3 +113,36 @@ def test_the_surroundings_of_a_death_are_known(ended: dict[str, Any]) -> None:
 def test_every_end_has_its_row() -> None:
     """None is forgotten, none is only in the table."""
     assert set(EXPECTED) == set(ENDS)
+
+
+# ---------------------------------------------------------------- the zygote
+
+
+class Waiting(Dataset[int]):
+    """Sample 3 waits, the first time, for its zygote to be killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        if index == 3 and not (self.folder / "SIGKILL.sent").exists():
+            await_signal(self.folder, "SIGKILL", os.getppid())
+        return index
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_that_go_with_their_zygote_are_told_from_those_that_die_themselves(method: str, tmp_path: Path) -> None:
+    """Nobody's sample is to blame, and nothing is missing."""
+    loader: holdfast.DataLoader[Any] = holdfast.DataLoader(
+        Waiting(tmp_path), num_workers=1, multiprocessing_context=method, faults=FaultPolicy("skip", max_bad=None)
+    )
+    with Killer(tmp_path):
+        delivered = [int(index) for index in loader]
+
+    assert delivered == list(range(6))
+    assert dict(loader.quarantine) == {}
+    assert [incident.verdict.name for incident in loader.incidents] == [Name.ZYGOTE_LOST]
+    assert "holdfast-zygote" in loader.incidents[0].verdict.cause

@@ -274,7 +274,7 @@ def _sigkill(incident: Incident) -> Verdict:
     facts += [*_held(incident.evidence.worked), *_machine(around)]
     return Verdict(
         Name.KILLED,
-        "killed by SIGKILL from another process (kill -9), not by the kernel for want of memory",
+        "killed by SIGKILL that some process sent (kill -9), not by the kernel for want of memory",
         tuple(facts),
         _MEMORY_DAEMONS,
         Confidence.LIKELY,
