@@ -116,7 +116,8 @@ def test_workers_that_the_limit_kills_are_told_from_one_that_is_killed_by_hand(
     for index in ("3", "4"):
         assert told[index]["name"] == "cgroup-limit", told[index]
         assert told[index]["confidence"] == ("certain" if readable else "likely"), told[index]
-        assert f"{memory_group} reached its memory limit of 600 MiB" in told[index]["cause"]
+        assert f"{memory_group.name} reached its memory limit of 600 MiB" in told[index]["cause"]
+        assert any(str(memory_group) in fact for fact in told[index]["facts"])
         assert "GiB instead of 600 MiB" in told[index]["remedies"][0]
         assert told[index]["indices"] == [int(index)]
     assert told["8"]["name"] == "killed", told["8"]

@@ -110,6 +110,14 @@ def test_the_surroundings_of_a_death_are_known(ended: dict[str, Any]) -> None:
     assert 0 <= around.shm_free_bytes <= around.shm_bytes
 
 
+@pytest.mark.parametrize("name", ["use_up_processor_time", "use_up_processor_time_for_good"])
+def test_the_limit_that_is_told_is_the_one_that_was_set(ended: dict[str, Any], name: str) -> None:
+    """The kernel raises the soft one by a second when it warns; a worker starts with less than a second used."""
+    cause, used_s = ended[name].verdict.cause, ended[name].evidence.worked.cpu_s
+
+    assert f"RLIMIT_CPU of {round(used_s)} s" in cause
+
+
 def test_every_end_has_its_row() -> None:
     """None is forgotten, none is only in the table."""
     assert set(EXPECTED) == set(ENDS)

@@ -76,7 +76,7 @@ def killed_for_memory(incident: Incident) -> Verdict | None:
     if limit is None:
         limited = "a cgroup above the one that can be seen from here reached its memory limit"
     else:
-        limited = f"the cgroup {oom.group or '/'} reached its memory limit of {size_words(limit)}"
+        limited = f"the cgroup {_short(oom.group)} reached its memory limit of {size_words(limit)}"
         needed = limit + max(held or 0, limit // 4)
         remedies = (
             f"a limit of at least {_gib(needed)} instead of {size_words(limit)}: docker run --memory, "
@@ -176,6 +176,11 @@ def _use_less(held: int | None) -> tuple[str, ...]:
     )
 
 
+def _short(path: str) -> str:
+    """Facts have the whole path; a pod's is longer than a line."""
+    return path if len(path) <= 40 else f"…/{path.rpartition('/')[2]}"
+
+
 def _gib(size_bytes: int) -> str:
     return f"{math.ceil(size_bytes / _GIB * 10) / 10:g}GiB"
 
@@ -193,7 +198,7 @@ def over_resource_limit(incident: Incident) -> Verdict | None:
     if incident.crash is not None and incident.crash.is_sent:
         return None  # somebody sent it, a scheduler for one
     if name == "SIGXCPU" or (name == "SIGKILL" and used_s is not None and 0 <= hard <= used_s + _INEXACT_S):
-        limit = hard if name == "SIGKILL" else limits.get("cpu", -1)
+        limit = hard if name == "SIGKILL" else limits.get("cpu", -1) - 1  # the kernel adds a second when it warns
         of = f" of {limit} s" if limit >= 0 else ""
         return Verdict(
             Name.RESOURCE_LIMIT,
@@ -235,7 +240,7 @@ def killed_by_somebody(incident: Incident) -> Verdict | None:
 def _killed_itself(incident: Incident, name: str) -> Verdict | None:
     if name == "SIGABRT":
         return None  # abort() does just that: it has rules of its own
-    python = python_line(incident.stack)
+    python = python_line(incident.stack, depth=1)
     return Verdict(
         Name.KILLED,
         f"the worker sent {name} to itself" + (f", at {python}" if python else ""),
@@ -288,8 +293,8 @@ def exited(incident: Incident) -> Verdict | None:
     end = incident.exit
     if end is None or end.code is None or incident.failure is not None:
         return None
-    python = python_line(incident.stack)
-    at = f" at {python}" if python else ""
+    python = python_line(incident.stack, depth=1)
+    at = f", at {python}" if python else ""
     words = incident.evidence.last_words.strip().splitlines()
     facts = (f"it exited with code {end.code}",) + ((f"it last wrote: {words[-1]}",) if words else ())
     wrap = (
