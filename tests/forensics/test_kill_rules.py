@@ -70,7 +70,7 @@ TABLE: list[tuple[str, Incident, Name, Confidence, str]] = [
     ),
     (
         "the group stood at its limit",
-        died(SIGKILL, Oom(1, 1, limit_hits=3, **LIMITED), PLENTY, worked=HUNGRY),
+        died(SIGKILL, Oom(1, 1, limit_hits=3, **LIMITED), SHORT, worked=HUNGRY),
         Name.CGROUP_LIMIT,
         Confidence.LIKELY,
         "memory limit of 8.0 GiB",

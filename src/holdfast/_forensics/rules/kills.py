@@ -309,7 +309,10 @@ def exited(incident: Incident) -> Verdict | None:
             Name.EXCEPTION,
             f"{error} left the sample's code and ended the worker{at}",
             (*facts, "it is no Exception, or was raised where no sample is in hand: nothing caught it"),
-            (f"raise an Exception instead of {error}: it names the sample and costs no worker",),
+            (
+                f"raise an Exception instead of {error}: it names the sample and costs no worker",
+                *(("look for who sends SIGINT, if no code raises it",) if error == "KeyboardInterrupt" else ()),
+            ),
         )
     if by_exit is None:
         return Verdict(Name.EXITED, f"something ended it with code {end.code}{at}", facts, (wrap,), Confidence.POSSIBLE)
