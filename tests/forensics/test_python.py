@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from holdfast._forensics import verdict
 from holdfast._forensics.rules import python
 from holdfast.evidence import Evidence, Surroundings, Worked
 from holdfast.incident import Exit, Failure, IncidentKind, InHand, Stage
+from holdfast.loader import culprits
 from holdfast.verdicts import Confidence, Name
 
 METHODS = ("fork", "spawn")
@@ -209,6 +211,39 @@ def test_newer_pythons_tell_the_place_themselves() -> None:
     incident = failure("TypeError", "cannot pickle '_thread.lock' object", Stage.SENDING, TRACEBACK + notes)
 
     assert "at batch[1]['guard']" in verdict.judge(incident).cause
+
+
+Boxes = namedtuple("Boxes", ["corners", "labels"])
+
+
+class Bad:
+    """Stands for what cannot be pickled; shows in the text of all that holds it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<bad>"
+
+
+@pytest.mark.parametrize(
+    ("batch", "place"),
+    [
+        ([1, {"a": (2, Bad())}], "[1]['a'][1]"),
+        (Boxes([1], {"x": [[Bad()]]}), ".labels['x'][0][0]"),
+        ([[n] for n in range(300)] + [[Bad()]], ""),  # too far to look for it
+        (Bad(), ""),
+    ],
+)
+def test_the_place_of_what_cannot_be_pickled_is_found_by_trying_its_parts(batch: Any, place: str) -> None:
+    """Through dicts, lists, tuples and attributes, and not for ever."""
+    tries: list[Any] = []
+
+    def packs(part: Any) -> bool:
+        tries.append(part)
+        return "<bad>" not in repr(part)
+
+    assert culprits.place_in(batch, packs) == place
+    assert len(tries) <= 256
 
 
 def test_a_streams_state_that_fails_is_no_unpicklable_result() -> None:

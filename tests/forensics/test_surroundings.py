@@ -155,6 +155,16 @@ def test_the_same_in_v1(system: System) -> None:
     assert (oom.group_kills, oom.limit_hits, oom.group_limit_bytes, oom.group_used_bytes) == (1, 30, GIB, 9)
 
 
+def test_a_kill_in_a_group_below_ours_is_not_ours(system: System) -> None:
+    """v2 adds it to ours; the local count, where the kernel has one, does not."""
+    system.v2().group_v2("/job", kills=0)
+    system.write("sys/fs/cgroup/job/memory.events.local", "oom 0\noom_kill 0\n")
+    watch = system.watch()
+    system.group_v2("/job", kills=1)
+
+    assert watch.surroundings(os.getpid(), killed=True).oom.group_kills == 0
+
+
 def test_two_workers_killed_at_once_get_one_kill_each(system: System) -> None:
     """And a third, whom somebody else kills right after, gets none."""
     system.v2().group_v2("/job", kills=0)

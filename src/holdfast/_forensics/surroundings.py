@@ -54,14 +54,17 @@ class Group:
     @property
     def kills(self) -> int | None:
         """How many of its processes were killed for want of memory; None: nobody counts."""
-        return _counter(f"{self.folder}/{'memory.events' if self.is_v2 else 'memory.oom_control'}", "oom_kill")
+        return self._event("oom_kill") if self.is_v2 else _counter(f"{self.folder}/memory.oom_control", "oom_kill")
 
     @property
     def hits(self) -> int | None:
         """How often it stood at its limit and found nothing to give back (v1: or something)."""
-        if self.is_v2:
-            return _counter(f"{self.folder}/memory.events", "oom")
-        return _number(f"{self.folder}/memory.failcnt")
+        return self._event("oom") if self.is_v2 else _number(f"{self.folder}/memory.failcnt")
+
+    def _event(self, name: str) -> int | None:
+        """Of this group alone; kernels before 5.2 count those of the groups below it as well."""
+        count = _counter(f"{self.folder}/memory.events.local", name)
+        return count if count is not None else _counter(f"{self.folder}/memory.events", name)
 
     @property
     def limit_bytes(self) -> int | None:
