@@ -145,6 +145,7 @@ class Evidence:
     crash: CrashRecord | None = None  # what the fatal-signal handler saw; None: no such signal, or no recorder
     recorder: bool = False  # whether a recorder was there to see it
     examined: Examined | None = None
+    ended_because: str = ""  # why holdfast itself killed it, neither for a hang nor for its memory; empty: it did not
     over_limit_bytes: int | None = None  # its memory when holdfast ended it for `memory_limit`; None: it did not
     memory_limit_bytes: int | None = None  # that limit, where there is one
 

@@ -8,6 +8,7 @@ test_kill_rules.py.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from torch.utils.data import Dataset
 
 import holdfast
-from forensics.ends import ENDS, Ending, Killer, await_signal
+from forensics.ends import DEADLINE_S, ENDS, Ending, Killer, await_signal
 from holdfast import FaultPolicy
 from holdfast._capture import crash
 from holdfast.verdicts import Confidence, Name
@@ -154,3 +155,39 @@ def test_workers_that_go_with_their_zygote_are_told_from_those_that_die_themselv
     assert dict(loader.quarantine) == {}
     assert [incident.verdict.name for incident in loader.incidents] == [Name.ZYGOTE_LOST]
     assert "holdfast-zygote" in loader.incidents[0].verdict.cause
+
+
+# ---------------------------------------------------------------- holdfast itself
+
+
+class Meddling(Dataset[int]):
+    """Samples 3 and 7 do to our sockets what they should not."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        sockets = [int(fd.name) for fd in Path("/proc/self/fd").iterdir() if fd.is_socket()]
+        if index == 3:
+            for fd in sockets:
+                os.write(fd, b"GET / HTTP/1.1\r\nHost: example\r\n\r\n" * 3)
+        if index == 7:
+            for fd in sockets:
+                os.close(fd)
+            time.sleep(DEADLINE_S)
+        return index
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_worker_that_holdfast_kills_for_its_manners_is_told_why(method: str) -> None:
+    """Nobody is sent to look for a stranger who kills."""
+    policy = FaultPolicy(on_error="skip", retries=0, max_bad=None)
+    loader: holdfast.DataLoader[Any] = holdfast.DataLoader(
+        Meddling(), num_workers=2, multiprocessing_context=method, faults=policy
+    )
+
+    assert [int(index) for index in loader] == [0, 1, 2, 4, 5, 6, 8, 9]
+    causes = {index: incident.verdict.cause for index, incident in loader.quarantine.items()}
+    assert causes[3].startswith("holdfast killed it: it wrote to a socket of holdfast's")
+    assert causes[7].startswith("holdfast killed it: it closed its socket to the trainer")
+    assert {incident.verdict.name for incident in loader.quarantine.values()} == {Name.KILLED}

@@ -221,6 +221,20 @@ def over_resource_limit(incident: Incident) -> Verdict | None:
 # ---------------------------------------------------------------- somebody
 
 
+def killed_by_holdfast(incident: Incident) -> Verdict | None:
+    """For its manners, not for a hang or its memory."""
+    why = incident.evidence.ended_because
+    if not why or _signal(incident) != "SIGKILL":
+        return None
+    if "not its own" in why:
+        remedy = (
+            "have the sample's code close and write to its own descriptors only: no os.closerange, no guessed numbers"
+        )
+    else:
+        remedy = "ulimit -n 65536, in the shell or job script that starts the training, or keep fewer batches"
+    return Verdict(Name.KILLED, f"holdfast killed it: {why}", remedies=(remedy,))
+
+
 def killed_by_somebody(incident: Incident) -> Verdict | None:
     name = _signal(incident)
     if name is None or incident.hung:
@@ -348,6 +362,7 @@ RULES: tuple[Callable[[Incident], Verdict | None], ...] = (
     over_memory_limit,
     killed_for_memory,
     over_resource_limit,
+    killed_by_holdfast,
     killed_by_somebody,
     exited,
     lost_with_zygote,
