@@ -38,6 +38,7 @@ class Worked:
     peak_resident_bytes: int | None = None
     descriptors: int | None = None
     threads: int | None = None
+    cpu_s: float | None = None  # processor time of its whole life
     left_by_exit: bool | None = None  # True: SystemExit passed through; False: os._exit or exit(); None: not known
 
 
@@ -70,14 +71,15 @@ class Seen:
 
 @dataclass(frozen=True)
 class Oom:
-    """What the kernel says about kills for want of memory, since the worker before this one died."""
+    """What the kernel says about kills for want of memory that no worker's death before this one accounts for."""
 
-    group_kills: int | None = None  # by the cgroup's limit
+    group_kills: int | None = None  # in the worker's cgroup, whoever ran out: the group or the machine
     machine_kills: int | None = None  # in all, those of cgroups included
+    limit_hits: int | None = None  # how often the group has stood at its limit since the workers' parent began
     group_limit_bytes: int | None = None
     group_used_bytes: int | None = None  # at the time of death, or its peak where that is known
     group: str = ""  # path of the cgroup
-    log: str = ""  # the kernel log's line that names this pid, where readable
+    log: str = ""  # the kernel log's lines that name this pid, where readable
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class Surroundings:
     shm_bytes: int | None = None
     shm_free_bytes: int | None = None
     limits: Mapping[str, int] = field(default_factory=dict, hash=False)  # soft RLIMITs: «nofile» → 1024; -1: none
+    sender: str = ""  # the command of the process that sent the signal, where it could be seen
 
 
 @dataclass(frozen=True)
@@ -162,10 +165,12 @@ class Evidence:
     recorder: bool = False  # whether a recorder was there to see it
     examined: Examined | None = None
     mapped: MappedFile | None = None  # of a bus error, or a fault in a file's mapping
-    callers: tuple[
-        int, ...
-    ] = ()  # return addresses on the stack that follow a call, nearest first; old ones among them
+    # Return addresses on the stack that follow a call, nearest first; old ones among them.
+    callers: tuple[int, ...] = ()
     inherited: Region | None = None  # the file's mapping that it was forked with where it faulted, gone or not
+    ended_because: str = ""  # why holdfast itself killed it, neither for a hang nor for its memory; empty: it did not
+    over_limit_bytes: int | None = None  # its memory when holdfast ended it for `memory_limit`; None: it did not
+    memory_limit_bytes: int | None = None  # that limit, where there is one
 
 
 NO_EVIDENCE = Evidence()

@@ -143,6 +143,7 @@ class Failure:
     culprits: tuple[int, ...] = ()
     ordinal: int = -1  # which sample of its stream the batch begins with
     stand_in: Any = None  # the index of a replacement, when that is what failed
+    place: str = ""  # of what cannot be pickled, inside the batch: «['meta'][3].lock»
 
 
 class Decision(str, enum.Enum):

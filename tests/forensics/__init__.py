@@ -1,1 +1,1 @@
-"""Real deaths and hangs, and what the autopsy says about them."""
+"""Real deaths, hangs and errors, and what the verdict on each says."""

@@ -212,6 +212,12 @@ def could_record(box: BlackBox) -> bool:
     return head.version == _VERSION and head.state != _WRITING
 
 
+def sender_of(box: BlackBox) -> int | None:
+    """The pid that sent the signal which a worker died of, without reading the rest; None: no process did."""
+    head = _Head._make(_HEAD.unpack_from(box.crash_bytes()))
+    return head.sender_pid or None if head.state >= _FACTS and head.version == _VERSION else None
+
+
 def parse_maps(text: bytes) -> list[Region]:
     """The lines of /proc/self/maps, lowest first; one that was cut short is left out."""
     regions = []

@@ -12,6 +12,8 @@
  *                                                        was sent is queued again: faulthandler, then death
  *
  * The next handler gets the same siginfo and the same context as we did: nothing shows that we were there.
+ * SIGTERM and its like are only noted, with their sender, and only while their action is the default: whoever handles
+ * or ignores them never meets us.
  * A thread without an alternate stack (one that native code started; Python's get one by `add_stack`) is recorded on
  * its own stack; if that is what overflowed, the kernel kills the process at once, with the right signal and without a
  * record.
@@ -39,11 +41,15 @@
 
 enum {
     SIGNALS = 7,
+    ENDINGS = 8,
     ALTERNATE_STACK = 64 << 10, /* our frame and faulthandler's, each with up to 11 KiB of vector registers */
     LOSERS_WAIT_MS = 1000,
     SEGV_TAGGED_LATE = 8, /* SEGV_MTEAERR, missing in older headers */
 };
 static const int signals[SIGNALS] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS};
+
+/* What others send to end a process; no instruction is to blame. */
+static const int endings[ENDINGS] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU};
 
 /* A record that is older than the worker's last step by more than this was survived: it may be written over. */
 static const int64_t SURVIVED_NS = 10000000000;
@@ -339,6 +345,31 @@ static void on_fatal_signal(int number, siginfo_t *info, void *context)
     errno = before;
 }
 
+/* Note who sent it; then the default, which is what was there. */
+#if defined(__x86_64__)
+__attribute__((force_align_arg_pointer))
+#endif
+static void on_ending_signal(int number, siginfo_t *info, void *context)
+{
+    int before = errno;
+    int thread = (int)syscall(SYS_gettid);
+    struct sigaction plain;
+    (void)context;
+    if (getpid() == owner && claim(thread)) {
+        recording = thread;
+        claiming = 0;
+        memset((char *)record + sizeof record->state, 0, sizeof *record - sizeof record->state);
+        take_facts(number, info);
+        __atomic_store_n(&record->state, SAVED, __ATOMIC_RELEASE);
+        recording = 0;
+    }
+    memset(&plain, 0, sizeof plain);
+    plain.sa_handler = SIG_DFL;
+    sigaction(number, &plain, NULL);
+    send_again(number, info, thread);
+    errno = before;
+}
+
 /* ---------------------------------------------------------------- outside of it */
 
 static int is_ours(const struct sigaction *action)
@@ -367,6 +398,24 @@ static int put_in_front(void)
         }
         entered[i] = 0;
         if (sigaction(signals[i], &ours, NULL) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* Where nobody has chosen otherwise. */
+static int mind_endings(void)
+{
+    struct sigaction ours, current;
+    memset(&ours, 0, sizeof ours);
+    ours.sa_sigaction = on_ending_signal;
+    ours.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
+    sigfillset(&ours.sa_mask);
+    for (int i = 0; i < ENDINGS; i++) {
+        if (sigaction(endings[i], NULL, &current) != 0)
+            return -1;
+        int untouched = !(current.sa_flags & SA_SIGINFO) && current.sa_handler == SIG_DFL;
+        if (untouched && sigaction(endings[i], &ours, NULL) != 0)
             return -1;
     }
     return 0;
@@ -413,7 +462,7 @@ static PyObject *recorder_install(PyObject *module, PyObject *arguments)
     maps_room = (size_t)room;
     owner = getpid();
     claiming = recording = 0;
-    if (put_in_front() != 0)
+    if (put_in_front() != 0 || mind_endings() != 0)
         return PyErr_SetFromErrno(PyExc_OSError);
     record->version = VERSION; /* what comes from now on is recorded */
     Py_RETURN_NONE;
@@ -446,7 +495,7 @@ static PyObject *recorder_drop_stack(PyObject *module, PyObject *at)
 static PyObject *recorder_reinstall(PyObject *module, PyObject *none)
 {
     (void)module, (void)none;
-    if (record != NULL && owner == getpid() && put_in_front() != 0)
+    if (record != NULL && owner == getpid() && (put_in_front() != 0 || mind_endings() != 0))
         return PyErr_SetFromErrno(PyExc_OSError);
     Py_RETURN_NONE;
 }

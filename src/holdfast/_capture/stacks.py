@@ -10,11 +10,13 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import traceback
 
 # A real-time signal that neither Python, torch nor common libraries use.
 STACK_SIGNAL = signal.SIGRTMAX - 3
 SIZE = 0  # the file grows as it is written
 _MOST_BYTES = 1 << 20
+_MOST_FRAMES = 100
 # Fatal as well, but not among those that faulthandler.enable() minds.
 _MORE_SIGNALS = (signal.SIGTRAP, signal.SIGSYS)
 
@@ -25,6 +27,17 @@ def install(fd: int) -> None:
     for number in _MORE_SIGNALS:
         faulthandler.register(number, file=fd, all_threads=True, chain=True)
     faulthandler.register(STACK_SIGNAL, file=fd, all_threads=True, chain=False)
+
+
+def note(fd: int, error: BaseException) -> None:
+    """In a worker that an exception ends: where it was raised, as faulthandler would have written it."""
+    frames = reversed(traceback.extract_tb(error.__traceback__)[-_MOST_FRAMES:])
+    lines = [f'  File "{frame.filename}", line {frame.lineno} in {frame.name}\n' for frame in frames]
+    text = f"{type(error).__name__} ended the process\n\nCurrent thread (most recent call first):\n{''.join(lines)}"
+    try:
+        os.write(fd, text.encode("utf-8", "replace"))
+    except OSError:
+        return  # no memory for it: then the exit code is all that is known
 
 
 def ask(pid: int) -> None:

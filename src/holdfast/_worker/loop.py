@@ -207,8 +207,10 @@ def main(
                 arena.forget()
     except EOFError:
         box.enter(Stage.LEAVING)
-    except SystemExit:
-        box.note_exit()
+    except BaseException as error:
+        if isinstance(error, SystemExit):
+            box.note_exit()
+        stacks.note(stack_fd, error)
         raise
 
 

@@ -233,7 +233,13 @@ class Exchange:
             batches_done=box.batches_done,
             left_by_exit=box.left_by_exit,
         )
-        return replace(known, worked=worked, crash=crash.read(box), recorder=crash.could_record(box))
+        return replace(
+            known,
+            worked=worked,
+            crash=crash.read(box),
+            recorder=crash.could_record(box),
+            ended_because=_why_ended(worker),
+        )
 
     def _keep_random(self, slot: int) -> None:
         worker, kept = self._workers[slot], self._memories[slot]
@@ -270,3 +276,14 @@ class Exchange:
             return sum(list(self._cells.values()))
         worker = self._workers[slot]
         return 0 if worker is None else worker.table.bytes_held
+
+
+def _why_ended(worker: Worker) -> str:
+    """Why we killed it, if we did."""
+    if worker.channel.garbled:
+        return "it wrote to a socket of holdfast's, a descriptor that is not its own"
+    if worker.channel.torn:
+        return "the trainer could not take over what it sent, for want of descriptors or memory"
+    if worker.asked_to_end:
+        return "it closed its socket to the trainer, a descriptor that is not its own, and went on"
+    return ""

@@ -127,11 +127,18 @@ class LoaderJob:
     # ------------------------------------------------------------ faults
 
     def judge(
-        self, error: Exception, seq: int, stage: Stage, position: int, ordinal: int = -1, stand_in: Any = None
+        self,
+        error: Exception,
+        seq: int,
+        stage: Stage,
+        position: int,
+        ordinal: int = -1,
+        stand_in: Any = None,
+        place: str = "",
     ) -> Failure:
         """What is to be done about an exception; the answer is in `failure.decision`. Retrying waits here."""
         policy = self.settings.policy
-        failure = replace(failures.capture(error, stage, position), ordinal=ordinal, stand_in=stand_in)
+        failure = replace(failures.capture(error, stage, position), ordinal=ordinal, stand_in=stand_in, place=place)
         key = (seq, position)
         attempt = self._attempts[key] = self._attempts.get(key, 0) + 1
         failure = replace(failure, attempts=attempt)
@@ -172,6 +179,21 @@ class LoaderJob:
 
         return works
 
+    def _place_of_unpicklable(self, batch: Any, seq: int, error: Exception) -> str:
+        if isinstance(error, (OSError, MemoryError)):
+            return ""  # no fault of what is in it
+        part: list[Any] = [None]
+        works = self.works_with(lambda _: self.desk.can_pack(part[0]), Stage.SENDING, seq)
+
+        def packs(value: Any) -> bool:
+            part[0] = value
+            return works(())
+
+        try:
+            return culprits.place_in(batch, packs)
+        except Exception:  # an attribute or a repr of the user's that raises: then the place is not told
+            return ""
+
     def before_task(self, seq: int, probe: bool) -> None:
         if self._dirty:
             self.desk.rewind()
@@ -193,6 +215,7 @@ class LoaderJob:
         box = self.desk.box
         stage = Stage.COLLATING
         ordinal = self.first_ordinal()
+        batch: Any = None
         try:
             box.enter(stage, seq, count=max(1, len(positions)))
             batch = self.collate_fn(data)
@@ -209,7 +232,8 @@ class LoaderJob:
             self.desk.arena.begin()
             if isinstance(error, StopIteration) and ordinal >= 0 and self.settings.policy.on_error == "raise":
                 raise StreamEnded from None  # as in torch, where a stream's collate function may end it
-            failure = self.judge(error, seq, stage, -1, ordinal)
+            place = self._place_of_unpicklable(batch, seq, error) if stage is Stage.SENDING else ""
+            failure = self.judge(error, seq, stage, -1, ordinal, place=place)
         if failure.decision is Decision.RETRY:
             self.desk.rewind()
             raise Again
