@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from holdfast.incident import Incident, IncidentKind, first_line
 
 _MOST_REMEDIES = 2
+_MOST_FACTS = 3
 _OWN_FOLDER = os.path.dirname(__file__)
 
 
@@ -168,6 +169,16 @@ def _dying_thread(stack: str) -> list[str]:
     return marked[-1] if marked else (threads[-1][1] if threads else [])
 
 
+def verdict_note(incident: Incident) -> str:
+    """The verdict as a note on somebody else's error: what was the cause, what it rests on, what to do."""
+    verdict = incident.verdict
+    if verdict is None:
+        return ""
+    rows = [("cause", verdict.words), *(("", fact) for fact in verdict.facts[:_MOST_FACTS])]
+    rows += [("" if at else "next", line) for at, line in enumerate(_remedies(incident))]
+    return "\n".join(["holdfast:", *(f"  {name:<8} {text}" for name, text in rows)])
+
+
 def start_error(incident: Incident, attempts: int) -> WorkerStartError:
     failure = incident.failure
     pid = f" (pid {incident.pid})" if incident.pid > 0 else ""
@@ -192,7 +203,13 @@ def start_error(incident: Incident, attempts: int) -> WorkerStartError:
         if incident.exit and incident.exit.signal is not None:
             said = _signal.strsignal(incident.exit.signal)
             lines.append(f"           DataLoader worker (pid {incident.pid}) is killed by signal: {said}.")
-    lines += ["", f"  next     {advice}"]
+    if incident.verdict is not None:
+        if failure is not None:
+            lines += ["", f"  cause    {incident.verdict.words}"]
+        first, *others = _remedies(incident)
+        lines += ["", f"  next     {first}", *(f"           {line}" for line in others)]
+    else:
+        lines += ["", f"  next     {advice}"]
     return WorkerStartError("\n".join(lines) + "\n", incident)
 
 

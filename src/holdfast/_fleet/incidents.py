@@ -87,5 +87,6 @@ def of_suspicion(event: r.WorkerSuspected) -> Incident:
         in_hand=event.in_hand,
         positions=(position,) if position >= 0 else (),
         stack=event.stack,
+        evidence=event.evidence,
         action="watched",
     )

@@ -7,12 +7,20 @@ Never   a process, a file, a lock, the clock.
 
 from __future__ import annotations
 
-from holdfast._forensics.rules import aborts, faults, hangs, instructions, kills, python
+from holdfast._forensics.rules import aborts, faults, hangs, instructions, kills, python, starts
 from holdfast.incident import Incident
 from holdfast.verdicts import Confidence, Name, Verdict
 
 # What has evidence of its own comes before what is known by its signal alone.
-RULES = (*hangs.RULES, *python.RULES, *faults.RULES, *instructions.RULES, *aborts.RULES, *kills.RULES)
+RULES = (
+    *hangs.RULES,
+    *starts.RULES,
+    *python.RULES,
+    *faults.RULES,
+    *instructions.RULES,
+    *aborts.RULES,
+    *kills.RULES,
+)
 
 
 def judge(incident: Incident) -> Verdict:

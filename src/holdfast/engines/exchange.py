@@ -42,6 +42,11 @@ class Exchange:
         self._pending: list[News] = []
         self._cells: dict[int, int] = {}  # every cell that is mapped here, and its size
 
+    @property
+    def job(self) -> Any:
+        """What workers are to do, as the front door gave it."""
+        raise NotImplementedError
+
     def launch(self) -> None:
         """Start what workers come from; raises what pickling the job raises."""
         raise NotImplementedError

@@ -66,8 +66,9 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             self._runner.arrived = deque()
         try:
             self._engine.launch()
-        except (TypeError, AttributeError, pickle.PicklingError):
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
             self._engine.close()
+            self._door.unsendable(error, self._engine.job)
             warnings.warn(
                 "Got pickle error when attempting to start a worker Process. "
                 "This might be because the worker Process arguments are not picklable. "

@@ -27,6 +27,7 @@ from typing import Any
 from holdfast._capture.blackbox import BlackBox
 from holdfast._capture.last_words import Echo, LastWords
 from holdfast._capture.vitals import Vitals
+from holdfast._forensics.hanging import Kin
 from holdfast._system import nameless, processes
 from holdfast._system.channel import Channel, Frame
 from holdfast._transport import wire
@@ -153,6 +154,8 @@ class Zygote:
         self._poller.register(wake[0], select.POLLIN)
         self._echo = Echo()
         self._by_words: dict[int, LastWords] = {}
+        # Workers with an interpreter of their own have nothing at the same address.
+        self._kin = None if unforkable else Kin(payload.load_if_here, settings.left_behind)
 
     def serve(self) -> None:
         self._channel.send(Kind.LOADED, os.getpid(), parts=[self._unforkable.encode()])
@@ -385,12 +388,13 @@ class Zygote:
         for child in self._children.values():
             if child.condemned:
                 continue
-            found = look_after(child.watched, child.box, child.pid, child.stack_fd, self._settings, slowest)
+            found = look_after(child.watched, child.box, child.pid, child.stack_fd, self._settings, slowest, self._kin)
             if found.suspected is not None:
                 body = wire.dump((child.incarnation, *found.suspected))
                 self._channel.send(Kind.SUSPECTED, child.pid, child.slot, [body])
             if found.condemned_after_s is not None and not processes.has_ended(child.handle):
                 child.condemned = True
                 child.seconds = found.condemned_after_s
+                child.seen = found.seen
                 processes.kill_group(child.pid)
                 processes.kill(child.pid)

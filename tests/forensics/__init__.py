@@ -1,0 +1,1 @@
+"""Verdicts, reached by real deaths, hangs and failed starts."""
