@@ -194,8 +194,10 @@ def start_error(incident: Incident, attempts: int) -> WorkerStartError:
             'belongs under  if __name__ == "__main__":'
         )
     else:
-        what = f"it {incident.exit.words if incident.exit else 'ended'} while {incident.in_hand.stage.words}"
+        ended = incident.exit.words if incident.exit else "ended"
+        what = f"it {incident.cause if incident.hung else ended} while {incident.in_hand.stage.words}"
         cause = incident.exit.explanation if incident.exit else "unknown"
+        cause = incident.verdict.words if incident.verdict is not None else cause
         lines += ["", f"  cause    {what}: {cause}"]
         python = python_line(incident.stack)
         if python:

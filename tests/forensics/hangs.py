@@ -31,6 +31,11 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 void spin(void) { for (volatile int i = 0;; i++) {} }
 void lock(void) { pthread_mutex_lock(&mutex); }
 """
+DEBUGGER = """
+#include <sys/ptrace.h>
+#include <unistd.h>
+int main(void) { if (ptrace(PTRACE_ATTACH, getppid(), 0, 0)) return 1; for (;;) pause(); }
+"""
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 GLOBAL = threading.Lock()
 
@@ -43,6 +48,7 @@ class Props:
     fifo: str = ""
     locked: str = ""
     library: str = ""
+    debugger: str = ""
 
 
 def compile_library(folder: Path) -> str:
@@ -50,6 +56,18 @@ def compile_library(folder: Path) -> str:
     source.write_text(SOURCE)
     subprocess.run([str(COMPILER), "-shared", "-fPIC", "-pthread", "-o", library, source], check=True)
     return str(library)
+
+
+def compile_debugger(folder: Path) -> str:
+    source, program = folder / "debugger.c", folder / "debugger"
+    source.write_text(DEBUGGER)
+    subprocess.run([str(COMPILER), "-o", program, source], check=True)
+    return str(program)
+
+
+def be_debugged(props: Props) -> None:
+    ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1))  # PR_SET_PTRACER, where only parents may
+    subprocess.Popen([props.debugger]).wait()
 
 
 def spin_on_one_line(props: Props) -> None:
@@ -145,7 +163,7 @@ def take_native_lock(props: Props) -> None:
     ctypes.CDLL(props.library).lock()
 
 
-NATIVE = (spin_with_the_gil, spin_without_the_gil)
+NATIVE = (spin_with_the_gil, spin_without_the_gil, be_debugged)
 HANGS: dict[str, Callable[[Props], Any]] = {
     hang.__name__: hang
     for hang in (

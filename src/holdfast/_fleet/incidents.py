@@ -70,7 +70,7 @@ def of_preparation(event: r.PreparationFailed) -> Incident:
         incarnation=event.incarnation,
         pid=event.pid,
         batch=-1,
-        in_hand=InHand(Stage.PREPARING),
+        in_hand=InHand(Stage.STARTING if event.failure.stage is Stage.STARTING else Stage.PREPARING),
         failure=event.failure,
         action="started again",
     )

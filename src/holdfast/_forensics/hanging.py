@@ -7,6 +7,7 @@ Never   for long: half a second, and two more where a tool for native stacks hel
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -142,10 +143,11 @@ def _lock(pid: int, main: Thread, kin: Kin | None) -> tuple[str, tuple[str, ...]
 
 
 def _callers(pid: int, main: Thread) -> tuple[str, ...]:
-    """Native libraries on the stack of a thread that waits."""
+    """Native libraries on the stack of a thread that waits, up to Python's own code: nothing where that waits."""
     if not main.stack_pointer:
         return ()
-    return tuple(_foreign(threads.code_on_stack(pid, main.stack_pointer, Maps(pid))))[:_MOST_PLACES]
+    callers = _foreign(threads.code_on_stack(pid, main.stack_pointer, Maps(pid)))
+    return tuple(itertools.takewhile(lambda place: not _is_python((place,)), callers))[:_MOST_PLACES]
 
 
 def _foreign(places: list[str]) -> list[str]:

@@ -31,7 +31,8 @@ _MOST_OBJECTS = 200_000
 _MOST_ITEMS = 2_000
 _POINTER_AT = object.__basicsize__  # of PyThread_type_lock, in both kinds of lock
 _LOCK, _RLOCK = type(threading.Lock()), type(threading.RLock())
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, bytearray, range, type(Ellipsis), types.CodeType)
+# By type() everywhere: isinstance() asks an object for its __class__, which may be code of its own.
+_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray, range, types.CodeType})
 _LOCK_WORDS = {_LOCK: "a threading.Lock", _RLOCK: "a threading.RLock"}
 
 
@@ -121,7 +122,7 @@ def _walk_from(roots: list[tuple[str, Any]], seen: dict[int, Any]) -> Iterator[t
         if steps % 256 == 0 and time.monotonic() > deadline:
             return
         path, found = waiting.popleft()
-        if isinstance(found, _ATOMS) or id(found) in seen:
+        if type(found) in _ATOMS or id(found) in seen:
             continue
         seen[id(found)] = found
         yield path, found
@@ -174,13 +175,13 @@ def attributes(path: str, found: Any) -> Iterator[tuple[str, Any]]:
         held = object.__getattribute__(found, "__dict__")
     except AttributeError:
         held = {}
-    for name, value in _first(held.items() if isinstance(held, dict) else ()):
+    for name, value in _first(held.items() if type(held) is dict else ()):
         yield f"{path}.{name}", value
     for owner in type(found).__mro__:
         slots = owner.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else tuple(slots):
             member = owner.__dict__.get(name)
-            if isinstance(member, types.MemberDescriptorType):
+            if type(member) is types.MemberDescriptorType:
                 try:
                     yield f"{path}.{name}", member.__get__(found, type(found))
                 except AttributeError:

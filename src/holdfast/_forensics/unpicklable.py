@@ -30,7 +30,8 @@ _MOST_OBJECTS = 100_000
 _MOST_ITEMS = 2_000  # of one container: the others are of the same kind, nearly always
 _MOST_FOUND = 5
 _PROTOCOL = 4
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, bytearray, range, slice, type(Ellipsis))
+# By type() everywhere: isinstance() asks an object for its __class__, which may be code of its own.
+_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray, range, slice, type(Ellipsis)})
 # What travels by itself, and is large: nobody looks into it.
 _WHOLE = {("torch", "Tensor"), ("torch.nn.parameter", "Parameter"), ("numpy", "ndarray")}
 
@@ -47,7 +48,7 @@ def find(job: Any, name: str = "job") -> tuple[Unpicklable, ...]:
             if time.monotonic() > deadline:
                 break
             path, part = waiting.popleft()
-            if isinstance(part, _ATOMS) or id(part) in seen:
+            if type(part) in _ATOMS or id(part) in seen:
                 continue
             seen[id(part)] = part
             try:
@@ -101,7 +102,7 @@ def _parts(path: str, part: Any, reducers: Any) -> Iterator[tuple[str, Any]]:
     if (kind.__module__, kind.__name__) in _WHOLE and not _holds_objects(part):
         return iter(())
     reducer: Callable[[Any], Any] | None = reducers.get(kind)
-    if reducer is None and (isinstance(part, type) or kind is types.FunctionType):
+    if reducer is None and (issubclass(kind, type) or kind is types.FunctionType):
         _find_by_name(part, getattr(part, "__qualname__", part.__name__))
         return iter(())
     reduced = reducer(part) if reducer is not None else part.__reduce_ex__(_PROTOCOL)
@@ -144,7 +145,7 @@ def _reduced(path: str, part: Any, reduced: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(part: Any) -> list[tuple[str, Any]]:
-    if isinstance(part, types.MethodType):
+    if type(part) is types.MethodType:
         return [("__self__", part.__self__)]
     try:
         held = object.__getattribute__(part, "__dict__")
@@ -154,7 +155,7 @@ def _attributes(part: Any) -> list[tuple[str, Any]]:
 
 
 def _named(path: str, names: dict[int, str], value: Any, otherwise: str) -> str:
-    name = names.get(id(value)) if not isinstance(value, _ATOMS) else None
+    name = names.get(id(value)) if type(value) not in _ATOMS else None
     return f"{path}.{name}" if name else f"{path}{otherwise}"
 
 

@@ -95,13 +95,15 @@ def spinning(incident: Incident) -> Verdict | None:
             confidence=Confidence.POSSIBLE,
         )
     library, count = Counter(place.partition("+")[0] for place in native).most_common(1)[0] if native else ("", 0)
+    function = next(iter(_native_functions(seen)), "")
     if native:
         facts.append(f"it was found in {native[0]}, in {count} of {len(seen.places)} looks in that library")
     if seen.python_moved is False:
         facts.append("its Python stack did not change")
     return Verdict(
         Name.SPINNING_IN_NATIVE_CODE,
-        f"native code{f' in {library}' if library else ''} runs without end{_called(stack)}",
+        f"native code{f' in {library}' if library else ''}{f' ({function})' if function else ''} runs without end"
+        f"{_called(stack)}",
         facts=(*facts, *_native(seen), _since(incident)),
         remedies=(
             *_regular_expression(stack),
@@ -252,8 +254,14 @@ def _slow(incident: Incident) -> str:
 
 
 def _native(seen: Seen) -> list[str]:
+    names = _native_functions(seen)
+    return [f"its native stack begins with {', '.join(names[:3])}"] if names else []
+
+
+def _native_functions(seen: Seen) -> list[str]:
+    """Named ones, the innermost first, as py-spy writes them: «    spin (libspinner.so)»."""
     lines = [line.strip() for line in seen.native_stack.splitlines() if line.startswith(" ") and "(" in line]
-    return [f"its native stack begins with {', '.join(line.split(' (')[0] for line in lines[:3])}"] if lines else []
+    return [line.rpartition(" (")[0] for line in lines if not line.startswith("0x")]
 
 
 def _left_behind(seen: Seen) -> list[str]:

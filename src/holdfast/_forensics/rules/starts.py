@@ -14,7 +14,7 @@ from holdfast.evidence import Unpicklable
 from holdfast.incident import Failure, Incident, IncidentKind, Stage, first_line
 from holdfast.verdicts import Confidence, Name, Verdict
 
-_FORK = 'multiprocessing_context="fork"   pickles nothing (not where the trainer has used CUDA in the dataset)'
+_FORK = 'multiprocessing_context="fork"   pickles and imports nothing (not where workers use CUDA)'
 _GUARD = 'put what starts the training under   if __name__ == "__main__":'
 _FILE_LIKE = ("_io.", "socket.", "sqlite3.", "h5py.", "zipfile.", "tarfile.", "mmap.", "lmdb.", "ssl.", "_ssl.")
 _IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError")
