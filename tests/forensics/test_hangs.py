@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import multiprocessing
 import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +34,7 @@ TIMEOUT_S = 0.8  # a debugger, a program must be up by then, on a busy machine t
 EXPECTED: dict[str, tuple[Name, tuple[str, ...]]] = {
     "spin_on_one_line": (Name.SPINNING_IN_PYTHON, ("hangs.py", "spin_on_one_line")),
     "spin_over_many": (Name.SPINNING_IN_PYTHON, ("hangs.py", "spin_over_many")),
-    "match_for_ever": (Name.SPINNING_IN_PYTHON, ("hangs.py", "match_for_ever")),
+    "match_for_ever": (Name.SPINNING_IN_NATIVE_CODE, ("a regular expression", "match_for_ever")),
     "spin_with_the_gil": (Name.SPINNING_IN_NATIVE_CODE, ("libspinner.so", "spin_with_the_gil")),
     "spin_without_the_gil": (Name.SPINNING_IN_NATIVE_CODE, ("libspinner.so", "spin_without_the_gil")),
     "sleep_for_ever": (Name.SLEEPING, ("sleep_for_ever",)),
@@ -207,6 +210,84 @@ def test_a_native_mutex_that_was_held_at_the_fork_is_found_by_its_owner(tmp_path
         list(loader)
 
     assert_inherited(loader, "a native mutex in libspinner.so")
+
+
+@pytest.fixture
+def openmp(tmp_path: Path) -> str:
+    source, library = tmp_path / "together.c", tmp_path / "libtogether.so"
+    source.write_text('void together(void) {\n#pragma omp parallel num_threads(3)\n{ __asm__ volatile(""); } }\n')
+    built = subprocess.run([str(COMPILER), "-shared", "-fPIC", "-fopenmp", "-o", library, source], capture_output=True)
+    if built.returncode:
+        pytest.skip("this compiler has no OpenMP")
+    return str(library)
+
+
+@needs_compiler
+def test_threads_of_a_pool_that_a_fork_left_behind_are_named(openmp: str) -> None:
+    """The trainer used OpenMP before: the worker's copy waits for threads that are not there."""
+    ctypes.CDLL(openmp).together()
+    loader = loader_of(Together(["-"], Props(library=openmp)), "fork", num_workers=1)
+
+    list(loader)
+
+    (incident,) = loader.incidents
+    assert incident.verdict is not None
+    if "libgomp" not in str(incident.evidence.seen):
+        pytest.skip("an OpenMP other than GNU's, which may survive a fork")
+    assert incident.verdict.name is Name.INHERITED_LOCK
+    assert "threads of a pool" in incident.verdict.cause
+    assert any("OMP_NUM_THREADS=1" in remedy for remedy in incident.verdict.remedies)
+    assert incident.indices == (1,)
+
+
+class Together(Hanging):
+    def __getitem__(self, index: int) -> int:
+        if index % 2:
+            ctypes.CDLL(self.props.library).together()
+        return index
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_lock_between_processes_is_named_and_not_called_inherited(method: str) -> None:
+    """Somebody else may still release it: here the trainer, which does not."""
+    lock = multiprocessing.get_context(method).Lock()
+    loader = loader_of(Hanging(["take_own_lock"], Props(), lock), method, num_workers=1)
+
+    with lock:
+        list(loader)
+
+    (incident,) = loader.incidents
+    assert incident.verdict is not None
+    assert incident.verdict.name is Name.WAITING_FOR_LOCK
+    assert "dataset.lock (a lock of multiprocessing's)" in incident.verdict.cause
+    assert incident.indices == (1,)
+
+
+# ---------------------------------------------------------------- without a zygote
+
+
+@pytest.mark.slow
+def test_hangs_are_explained_where_nothing_forks(tmp_path: Path) -> None:
+    """The portable system layer looks as the zygote does."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\n"
+        "from forensics.test_hangs import Hanging, Props, loader_of\n"
+        "if __name__ == '__main__':\n"
+        "    loader = loader_of(Hanging(['lock_twice', 'sleep_for_ever', 'spin_over_many'], Props()), 'spawn')\n"
+        "    list(loader)\n"
+        "    print(*sorted(f'{i.index}:{i.verdict.name}' for i in loader.incidents))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, str(program)],
+        env={**os.environ, "HOLDFAST_SYSTEM": "portable", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split() == ["1:waiting-for-lock", "3:sleeping", "5:spinning-in-python"]
 
 
 # ---------------------------------------------------------------- before there is a sample

@@ -22,7 +22,9 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 import holdfast
-from holdfast._forensics import unpicklable
+from holdfast._forensics import unpicklable, verdict
+from holdfast.evidence import Evidence
+from holdfast.incident import Failure, Incident, IncidentKind, InHand, Stage
 from holdfast.verdicts import Name
 
 pytestmark = [
@@ -209,11 +211,11 @@ def test_a_module_that_only_the_trainer_has_is_named(method: str) -> None:
     finally:
         del sys.modules[module.__name__]
 
-    verdict = caught.value.incident.verdict  # type: ignore[attr-defined]
-    assert verdict.name is Name.IMPORT_FAILED
-    assert "only_in_the_trainer" in verdict.cause
-    assert "PYTHONPATH" in verdict.remedies[0]
-    assert verdict.cause in "\n".join(caught.value.__notes__)
+    judged = caught.value.incident.verdict  # type: ignore[attr-defined]
+    assert judged.name is Name.IMPORT_FAILED
+    assert "only_in_the_trainer" in judged.cause
+    assert "PYTHONPATH" in judged.remedies[0]
+    assert judged.cause in "\n".join(caught.value.__notes__)
 
 
 def test_a_class_that_only_the_trainer_has_is_named() -> None:
@@ -228,9 +230,9 @@ def test_a_class_that_only_the_trainer_has_is_named() -> None:
     finally:
         del module.Late  # type: ignore[attr-defined]
 
-    verdict = caught.value.incident.verdict  # type: ignore[attr-defined]
-    assert verdict.name is Name.IMPORT_FAILED
-    assert "'Late'" in verdict.cause
+    judged = caught.value.incident.verdict  # type: ignore[attr-defined]
+    assert judged.name is Name.IMPORT_FAILED
+    assert "'Late'" in judged.cause
 
 
 def fail_to_init(slot: int) -> None:
@@ -265,10 +267,10 @@ def test_the_step_of_preparation_that_failed_is_named(
     with pytest.raises((ValueError, LookupError)) as caught:
         list(loader)
 
-    verdict = caught.value.incident.verdict  # type: ignore[attr-defined]
-    assert verdict.name is Name.PREPARATION_FAILED
-    assert [word for word in (*words, HERE) if word not in verdict.cause] == []
-    assert loader.incidents[-1].verdict == verdict
+    judged = caught.value.incident.verdict  # type: ignore[attr-defined]
+    assert judged.name is Name.PREPARATION_FAILED
+    assert [word for word in (*words, HERE) if word not in judged.cause] == []
+    assert loader.incidents[-1].verdict == judged
 
 
 def test_unpickling_that_fails_is_named() -> None:
@@ -278,10 +280,28 @@ def test_unpickling_that_fails_is_named() -> None:
     with pytest.raises(ValueError, match="cannot be restored") as caught:
         list(loader)
 
-    verdict = caught.value.incident.verdict  # type: ignore[attr-defined]
-    assert verdict.name is Name.PREPARATION_FAILED
-    assert "unpickling the dataset raised ValueError: cannot be restored" in verdict.cause
-    assert "__setstate__" in verdict.cause
+    judged = caught.value.incident.verdict  # type: ignore[attr-defined]
+    assert judged.name is Name.PREPARATION_FAILED
+    assert "unpickling the dataset raised ValueError: cannot be restored" in judged.cause
+    assert "__setstate__" in judged.cause
+
+
+class RefusesToLeave(Holding):
+    def __getstate__(self) -> Any:
+        raise RuntimeError("stays where it is")
+
+
+def test_a_dataset_that_refuses_to_be_pickled_is_named() -> None:
+    """With whatever error its own __getstate__ raises."""
+    loader = loader_of(Holding(inner=[RefusesToLeave()]))
+
+    with pytest.raises(RuntimeError, match="stays where it is") as caught:
+        iter(loader)
+
+    incident = caught.value.incident  # type: ignore[attr-defined]
+    assert incident.verdict.name is Name.UNPICKLABLE_DATASET
+    assert "dataset.inner[0] cannot be pickled" in incident.verdict.cause
+    assert "stays where it is" in incident.verdict.facts[0]
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
@@ -297,3 +317,20 @@ def test_a_missing_guard_is_told_in_one_clear_sentence(method: str) -> None:
     assert "no_guard.py:22 starts the loader outside of  if __name__" in ended.stdout
     assert 'put what starts the training under   if __name__ == "__main__":' in ended.stdout
     assert told[-1] == "2 {'main-guard-missing'}"
+
+
+def test_an_error_of_the_users_is_not_taken_for_a_missing_guard() -> None:
+    """A program without a guard may fail for other reasons: only multiprocessing's own check says that it is this."""
+    told = 'Traceback (most recent call last):\n  File "/home/me/train.py", line 3, in init\nRuntimeError: no\n'
+    failed = Incident(
+        IncidentKind.START,
+        *(0, 1, -1, -1),
+        in_hand=InHand(Stage.PREPARING),
+        failure=Failure("RuntimeError", "no", told, stage=Stage.PREPARING),
+        evidence=Evidence(unguarded="train.py:9"),
+    )
+
+    judged = verdict.judge(failed)
+
+    assert judged.name is Name.PREPARATION_FAILED
+    assert "RuntimeError: no (at train.py:3 init)" in judged.cause

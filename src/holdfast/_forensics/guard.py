@@ -15,14 +15,17 @@ from types import FrameType
 
 def unguarded_line() -> str:
     """«train.py:12»: the line of the main module that is running now, outside of `if __name__ == "__main__"`."""
+    module = sys.modules.get("__main__")
+    path = getattr(module, "__file__", None)
+    if module is None or path is None:  # a notebook or a prompt: no worker imports it
+        return ""
     frame: FrameType | None = sys._getframe()
     main: FrameType | None = None
     while frame is not None:
-        if frame.f_code.co_name == "<module>" and frame.f_globals is vars(sys.modules.get("__main__", ast)):
+        if frame.f_code.co_name == "<module>" and frame.f_globals is vars(module):
             main = frame
         frame = frame.f_back
-    path = getattr(sys.modules.get("__main__"), "__file__", None)
-    if main is None or path is None:  # a notebook or a prompt: no worker imports it
+    if main is None:  # another thread
         return ""
     try:
         with open(path, encoding="utf-8") as file:

@@ -120,7 +120,9 @@ def _follow(pid: int, stack_fd: int, dump: str) -> tuple[bool | None, tuple[str,
                 places.append(place)
         if frames and not moved:
             again = stacks.current_thread(stacks.take(pid, stack_fd))
-            if again:
+            if not again:
+                frames = ""  # it does not answer any more: nobody waits for that again
+            else:
                 moved = again != frames
         time.sleep(_SAMPLE_PAUSE_S)
     return moved, tuple(places)

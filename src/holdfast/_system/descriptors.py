@@ -7,13 +7,15 @@ Never   the file itself: a file system that does not answer would hold us up as 
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 _LISTENING = "0A"
 _MOST_DESCENDANTS = 64
+_MOST_SOCKETS = 20_000  # a busy host has more, and the kernel takes its time to list them
 _REMOTE = ("nfs", "cifs", "smb", "fuse", "lustre", "ceph", "gpfs", "beegfs", "glusterfs", "9p", "afs")
 
 
@@ -129,12 +131,13 @@ def _socket(pid: int, inode: str) -> str:
     return "a socket"
 
 
-def _table(pid: int, name: str) -> Sequence[list[str]]:
+def _table(pid: int, name: str) -> Iterator[list[str]]:
     try:
         with open(f"/proc/{pid}/net/{name}") as file:
-            return [line.split() for line in file][1:]
+            for line in itertools.islice(file, 1, _MOST_SOCKETS):
+                yield line.split()
     except OSError:
-        return []
+        return  # no such family here
 
 
 def _address(text: str) -> str:

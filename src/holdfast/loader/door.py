@@ -53,6 +53,7 @@ class Door:
         self.drawn: dict[int, Any] = {}  # seq → index as the sampler gave it
         self.pool: Any = None  # where replacements are drawn from
         self.seed = 0
+        self.imports_main = False  # workers import the main module
         rules = (policy.on_error, policy.crash_rule)
         self._may_replace = "replace" in rules or any(callable(rule) for rule in rules)
         self._last: tuple[Incident, Incident] | None = None
@@ -124,7 +125,7 @@ class Door:
         """Add what the machine does not know: indices, epoch, pid, time."""
         if self._last is not None and self._last[0] is incident:
             return self._last[1]
-        if incident.kind is IncidentKind.START and incident.exit is None:
+        if self.imports_main and incident.kind is IncidentKind.START and incident.exit is None:
             # Whoever waits for the first batch is still on the stack, at the line that asked for it.
             evidence = replace(incident.evidence, unguarded=guard.unguarded_line())
             incident, asked = replace(incident, evidence=evidence), incident
@@ -206,6 +207,8 @@ class Door:
         """A job that cannot be pickled: add to the error which part of it, and what to do."""
         failure = failures.capture(error, Stage.STARTING)
         evidence = Evidence(unpicklable=unpicklable.find(job))
+        if not evidence.unpicklable:
+            return
         hand = InHand(Stage.STARTING)
         raw = Incident(IncidentKind.START, 0, 0, -1, -1, hand, failure=failure, evidence=evidence, action="raised")
         incident = self.explain(raw)

@@ -61,6 +61,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         self._machine = Machine(self._num_workers, self._policy)
         self._door = Door(self._ledger, self._policy, self._engine, stream=self._stream, batched=self._auto_collation)
         self._door.seed = int(self._base_seed)
+        self._door.imports_main = self._engine.imports_main
         self._runner = Runner(self._engine, self._machine, self._door)
         if not self._in_order:
             self._runner.arrived = deque()
@@ -78,8 +79,10 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
                 stacklevel=3,
             )
             raise
-        except BaseException:
+        except BaseException as error:
             self._engine.close()
+            if isinstance(error, Exception) and not isinstance(error, OSError):  # a __getstate__ may raise anything
+                self._door.unsendable(error, self._engine.job)
             raise
         self._shutdown = False
         self._finalizer = weakref.finalize(self, self._engine.close)

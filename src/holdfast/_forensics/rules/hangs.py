@@ -73,6 +73,17 @@ def spinning(incident: Incident) -> Verdict | None:
     at = _at(stack)
     facts = ["its main thread used the processor while it was looked at"]
     native = [place for place in seen.places if not place.startswith(_PYTHON)]
+    if _is_matching(stack) and not seen.python_moved:
+        return Verdict(
+            Name.SPINNING_IN_NATIVE_CODE,
+            f"a regular expression is matched without end{_called(stack)}",
+            facts=(*facts, "the innermost Python frame is in the module re, and its stack did not change"),
+            remedies=(
+                "rewrite the pattern: nested repetition such as (a+)+ takes exponential time where it does not match",
+                "limit the length of the text that is matched",
+                _slow(incident),
+            ),
+        )
     if seen.python_moved or (seen.places and len(native) < len(seen.places)):
         moved = "its Python stack changed between looks" if seen.python_moved else "its code is the interpreter's own"
         return Verdict(
@@ -81,7 +92,6 @@ def spinning(incident: Incident) -> Verdict | None:
             facts=(*facts, moved, _since(incident)),
             remedies=(
                 f"give the loop{at} an end: a count of tries, or a deadline",
-                *_regular_expression(stack),
                 _slow(incident),
             ),
             confidence=Confidence.CERTAIN if seen.python_moved else Confidence.LIKELY,
@@ -106,7 +116,6 @@ def spinning(incident: Incident) -> Verdict | None:
         f"{_called(stack)}",
         facts=(*facts, *_native(seen), _since(incident)),
         remedies=(
-            *_regular_expression(stack),
             *(_POOL_REMEDIES if library.startswith(_POOLS) else ()),
             f"report it to whoever makes {library or 'that library'}, with this sample; a newer version may not hang",
             'faults="skip"   no timeout can end native code, only the end of its process',
@@ -298,10 +307,8 @@ def _lock_remedies(what: str) -> tuple[str, ...]:
     )
 
 
-def _regular_expression(stack: list[Frame]) -> tuple[str, ...]:
-    if not stack or not stack[0].path.endswith(("/re.py", "/re/__init__.py")):
-        return ()
-    return ("rewrite the regular expression: nested repetition such as (a+)+ takes exponential time",)
+def _is_matching(stack: list[Frame]) -> bool:
+    return bool(stack) and stack[0].path.endswith(("/re.py", "/re/__init__.py"))
 
 
 def _io_words(main: ThreadSeen, target: str) -> str:

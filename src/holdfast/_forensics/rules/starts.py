@@ -46,7 +46,10 @@ def unpicklable_dataset(incident: Incident) -> Verdict | None:
 
 def main_guard_missing(incident: Incident) -> Verdict | None:
     failure, line = incident.failure, incident.evidence.unguarded
-    if not _failed_to_start(incident) or not line or failure is None or failure.type_name not in ("", "RuntimeError"):
+    if not _failed_to_start(incident) or not line or failure is None:
+        return None
+    told = frames.of_traceback(failure.traceback)
+    if failure.type_name and not any(frame.function == "_check_not_importing_main" for frame in told):
         return None
     return Verdict(
         Name.MAIN_GUARD_MISSING,

@@ -86,6 +86,10 @@ class LocalEngine(Exchange):
     # ------------------------------------------------------------ requests
 
     @property
+    def imports_main(self) -> bool:
+        return bool(self._context.get_start_method() != "fork")
+
+    @property
     def job(self) -> Any:
         return self._job
 
@@ -115,7 +119,7 @@ class LocalEngine(Exchange):
 
     def _watch_now(self) -> WatchSettings:
         """With the names of the threads that a fork leaves behind, and with them whatever they hold."""
-        if self._context.get_start_method() != "fork":
+        if self.imports_main:
             return self._watch
         here = threading.get_ident()
         names = [thread.name for thread in threading.enumerate() if thread.ident != here]

@@ -150,6 +150,7 @@ class Zygote:
         self._poller.register(channel.fileno(), select.POLLIN)
         self._wake = wake
         self._slowest_s = 0.0
+        self._in_a_hurry = False  # somebody was looked at, which takes a while; others may need it as well
         self._unforkable = unforkable  # why workers get an interpreter of their own
         self._poller.register(wake[0], select.POLLIN)
         self._echo = Echo()
@@ -161,6 +162,7 @@ class Zygote:
         self._channel.send(Kind.LOADED, os.getpid(), parts=[self._unforkable.encode()])
         while True:
             interval = self._settings.interval_s * 1000 if self._children else 5000
+            interval = 0 if self._in_a_hurry else interval
             for fd, _ in self._poller.poll(interval):
                 if fd == self._trainer or (fd == self._wake[0] and self._was_told_to_leave()):
                     self._leave(grace_s=0.0)
@@ -380,6 +382,7 @@ class Zygote:
 
     def _watch(self) -> None:
         now = time.monotonic()
+        self._in_a_hurry = False
         for child in self._children.values():
             child.vitals.look(now)
         if self._settings.sample_timeout is None:
@@ -398,3 +401,6 @@ class Zygote:
                 child.seen = found.seen
                 processes.kill_group(child.pid)
                 processes.kill(child.pid)
+            if found.suspected is not None or found.condemned_after_s is not None:
+                self._in_a_hurry = True
+                return  # first to whoever calls or has ended, then to the next one that hangs

@@ -91,6 +91,10 @@ class PortableEngine(Exchange):
     # ------------------------------------------------------------ starting
 
     @property
+    def imports_main(self) -> bool:
+        return True
+
+    @property
     def job(self) -> Any:
         return self._payload.load_if_here()
 
