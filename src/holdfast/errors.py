@@ -81,7 +81,7 @@ def crash_message(incident: Incident, *, healthy_slots: int, delivered: int) -> 
         advice.append(f"FaultPolicy(sample_timeout={seconds})   if such a sample is only slow")
     else:
         advice.append('faults="replace"         put another sample in its place, so that batches keep their size')
-    advice += _remedies(incident)
+    advice += _remedies(incident, told=advice)
     rows.append(("next", advice[0]))
     rows += [("", line) for line in advice[1:]]
     return _message(incident, rows)
@@ -99,12 +99,13 @@ def _where(incident: Incident) -> list[tuple[str, str]]:
     return rows
 
 
-def _remedies(incident: Incident) -> list[str]:
-    """What the verdict advises, and where to read on."""
+def _remedies(incident: Incident, told: Sequence[str] = ()) -> list[str]:
+    """What the verdict advises beyond what was told already, and where to read on."""
     verdict = incident.verdict
     if verdict is None:
         return []
-    return [*verdict.remedies[:_MOST_REMEDIES], f"{_explain(verdict.name)}   what this means, and what else helps"]
+    new = [remedy for remedy in verdict.remedies if remedy not in told]
+    return [*new[:_MOST_REMEDIES], f"{_explain(verdict.name)}   what this means, and what else helps"]
 
 
 def _explain(name: str) -> str:

@@ -97,7 +97,7 @@ CULPRITS: dict[str, tuple[Callable[[], dict[str, Any]], str, str, str]] = {
         lambda: {"source": open(os.devnull)},  # noqa: SIM115 - closed by the test
         "dataset.source",
         "_io.TextIOWrapper",
-        "open source in the worker",
+        "open dataset.source in the worker",
     ),
     "generator": (lambda: {"items": numbers()}, "dataset.items", "generator", "what makes the generator"),
     "slots": (lambda: {"held": Slotted()}, "dataset.held.lock", "_thread.lock", "lock"),

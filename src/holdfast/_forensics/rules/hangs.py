@@ -118,7 +118,7 @@ def spinning(incident: Incident) -> Verdict | None:
         remedies=(
             *(_POOL_REMEDIES if library.startswith(_POOLS) else ()),
             f"report it to whoever makes {library or 'that library'}, with this sample; a newer version may not hang",
-            'faults="skip"   no timeout can end native code, only the end of its process',
+            "leave such samples out, or read them with another library: nothing in Python can end native code",
         ),
         confidence=Confidence.CERTAIN if native else Confidence.LIKELY,
     )

@@ -74,8 +74,8 @@ def import_failed(incident: Incident) -> Verdict | None:
             f"a worker cannot import what the dataset needs: {first_line(failure.message)}{_where(failure)}",
             facts=(f"{failure.type_name} in the worker, none in the trainer",),
             remedies=(
-                "install it, or put its folder into PYTHONPATH: what the trainer adds to sys.path after the loader "
-                "started, or to sys.modules by hand, workers do not have",
+                "install it, or put it into a folder on PYTHONPATH: what the trainer made by hand in sys.modules, or "
+                "has in a notebook, workers do not have",
                 _FORK,
             ),
         )
@@ -112,7 +112,7 @@ def preparation_failed(incident: Incident) -> Verdict | None:
     return Verdict(
         Name.PREPARATION_FAILED,
         f"{step} raised {failure.type_name}: {first_line(failure.message)}{_where(failure)}",
-        facts=(f"it happened in the worker, before its first sample, {incident.attempt} time(s)",),
+        facts=(f"it came before the first sample, in start {incident.attempt} of {incident.attempts_allowed}",),
         remedies=_preparation_remedies(step),
     )
 
@@ -143,19 +143,19 @@ def _because(part: Unpicklable) -> str:
 
 
 def _remedies(part: Unpicklable) -> tuple[str, ...]:
-    kind, attribute = part.type_name, part.path.rpartition(".")[2]
-    if kind in ("function", "builtins.function"):
+    kind, path = part.type_name, part.path
+    if kind == "function":
         return ("def it at the top level of a module; functools.partial(f, …) in place of a lambda with values",)
     if kind == "generator" or kind.endswith("_generator"):
-        return (f"keep in {attribute} what makes the generator, and call iter() on it in the worker",)
+        return (f"keep in {path} what makes the generator, and call iter() on it in the worker",)
     if kind.startswith(_FILE_LIKE):
-        return (f"open {attribute} in the worker: on first use in __getitem__, or in worker_init_fn",)
+        return (f"open {path} in the worker: on first use in __getitem__, or in worker_init_fn",)
     if kind.startswith("_thread.") or kind.startswith("threading."):
         return (
-            f"leave {attribute} out of what is pickled: __getstate__ without it, __setstate__ makes a new one",
-            f"make {attribute} on first use in the worker, or in worker_init_fn",
+            f"leave {path} out of what is pickled: __getstate__ without it, __setstate__ makes a new one",
+            f"make {path} on first use in the worker, or in worker_init_fn",
         )
-    return (f"make {attribute} in the worker: on first use in __getitem__, or in worker_init_fn",)
+    return (f"make {path} in the worker: on first use in __getitem__, or in worker_init_fn",)
 
 
 def _where(failure: Failure) -> str:
