@@ -164,6 +164,26 @@ def test_a_lock_of_the_dataset_that_was_held_at_the_fork_is_named(make: Any, kin
     assert_inherited(loader, f"dataset.lock (a threading.{kind})")
 
 
+def test_a_lock_of_the_datasets_class_that_was_held_at_the_fork_is_named() -> None:
+    """All datasets of that class share it."""
+    loader = loader_of(TakesShared(["-"], Props()), "fork", num_workers=1)
+
+    with held_by_a_thread(TakesShared.shared.acquire, TakesShared.shared.release):
+        list(loader)
+
+    assert_inherited(loader, "dataset.shared (a threading.Lock)")
+
+
+class TakesShared(Hanging):
+    shared = threading.Lock()
+
+    def __getitem__(self, index: int) -> int:
+        if index % 2:
+            with self.shared:
+                return index
+        return index
+
+
 def assert_inherited(loader: Any, lock: str) -> None:
     (incident,) = loader.incidents
     verdict = incident.verdict

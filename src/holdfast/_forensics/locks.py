@@ -26,13 +26,15 @@ from typing import Any
 
 from holdfast._system import threads
 
-_SEARCH_S = 0.15  # in the job, and once more in all modules
+_SEARCH_S = 0.1  # of the processor's time: in the job, in the user's modules, and in all others
+_PATIENCE_S = 0.3  # on a machine that is busy, for each of these
 _MOST_OBJECTS = 200_000
 _MOST_ITEMS = 2_000
 _POINTER_AT = object.__basicsize__  # of PyThread_type_lock, in both kinds of lock
 _LOCK, _RLOCK = type(threading.Lock()), type(threading.RLock())
 # By type() everywhere: isinstance() asks an object for its __class__, which may be code of its own.
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray, range, types.CodeType})
+_LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "holdfast", "scipy", "pandas", "sympy"})
 _LOCK_WORDS = {_LOCK: "a threading.Lock", _RLOCK: "a threading.RLock"}
 
 
@@ -109,36 +111,35 @@ def _value(address: int) -> int:
 def _walk(job: Any) -> Iterator[tuple[str, Any]]:
     """Everything in reach, what is near first: the job, then what the user's modules hold, then all others."""
     seen: dict[int, Any] = {}
+    loaded = [(name, module) for name, module in list(sys.modules.items()) if type(module) is types.ModuleType]
     yield from _walk_from([("job", job)], seen)
-    yield from _walk_from([(name, vars(module)) for name, module in _modules()], seen)
+    yield from _walk_from([(name, vars(module)) for name, module in loaded if not _is_library(module)], seen)
+    yield from _walk_from([(name, vars(module)) for name, module in loaded if _is_library(module)], seen)
+
+
+def _is_library(module: types.ModuleType) -> bool:
+    held = vars(module)
+    return _is_of_library(str(held.get("__name__"))) or "site-packages" in str(held.get("__file__"))
+
+
+def _is_of_library(module_name: str) -> bool:
+    return module_name.partition(".")[0] in _LIBRARIES
 
 
 def _walk_from(roots: list[tuple[str, Any]], seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
-    deadline = time.monotonic() + _SEARCH_S
+    spent, deadline = time.thread_time() + _SEARCH_S, time.monotonic() + _PATIENCE_S
     waiting = collections.deque(roots)
     steps = 0
     while waiting and len(seen) < _MOST_OBJECTS:
         steps += 1
-        if steps % 256 == 0 and time.monotonic() > deadline:
+        if steps % 256 == 0 and (time.thread_time() > spent or time.monotonic() > deadline):
             return
         path, found = waiting.popleft()
-        if type(found) in _ATOMS or id(found) in seen:
+        if id(found) in seen:
             continue
         seen[id(found)] = found
         yield path, found
-        waiting.extend(_parts(path, found))
-
-
-def _modules() -> list[tuple[str, types.ModuleType]]:
-    """The user's before the libraries'; loaded ones only."""
-    loaded = [(name, module) for name, module in list(sys.modules.items()) if type(module) is types.ModuleType]
-    libraries = {*sys.stdlib_module_names, "torch", "numpy", "holdfast", "scipy", "pandas", "sympy"}
-
-    def rank(item: tuple[str, Any]) -> bool:
-        top = item[0].partition(".")[0]
-        return top in libraries or "site-packages" in str(vars(item[1]).get("__file__", ""))
-
-    return sorted(loaded, key=rank)
+        waiting.extend(part for part in _parts(path, found) if type(part[1]) not in _ATOMS)
 
 
 def _parts(path: str, found: Any) -> Iterator[tuple[str, Any]]:
@@ -165,8 +166,13 @@ def _parts(path: str, found: Any) -> Iterator[tuple[str, Any]]:
                 yield f"{path}.<{name}>", cell.cell_contents
             except ValueError:
                 continue  # an empty cell
+    elif issubclass(kind, type):
+        if not _is_of_library(str(found.__module__)):
+            for name, value in _first(type.__dict__["__dict__"].__get__(found).items()):
+                yield f"{path}.{name}", value
     elif kind is not types.ModuleType:
         yield from attributes(path, found)
+        yield path, kind  # what its class holds has the same name
 
 
 def attributes(path: str, found: Any) -> Iterator[tuple[str, Any]]:
