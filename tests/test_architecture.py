@@ -31,6 +31,7 @@ ALLOWED_SIDEWAYS = {("_worker", "_transport")}
 PURE = {
     *("_fleet/machine.py", "_fleet/policy.py", "_fleet/growth.py", "_forensics/verdict.py", "_metrics/fold.py"),
     *(f"_forensics/rules/{name}.py" for name in ("aborts", "faults", "hangs", "instructions", "kills", "python")),
+    *("_forensics/rules/starts.py", "_forensics/frames.py"),
 }
 IMPURE = {
     *("os", "io", "pathlib", "signal", "time", "mmap", "ctypes", "psutil", "torch", "numpy"),

@@ -52,7 +52,8 @@ class ThreadSeen:
     system_call: str = ""  # «futex», «read», …; empty: in none, or nobody may know
     arguments: tuple[int, ...] = ()
     waits_in: str = ""  # the kernel function it sleeps in (wchan)
-    target: str = ""  # what a descriptor among the arguments is: a path, «pipe», «tcp 10.0.0.3:443»
+    target: str = ""  # what the call is about: a path, «a pipe», «tcp 10.0.0.3:443», «process 812 (ffmpeg)»
+    for_ever: bool = False  # the call has no timeout
     busy: bool = False  # its CPU time grew while we looked
     kernel_stack: tuple[str, ...] = ()
 
@@ -66,7 +67,11 @@ class Seen:
     stack_answered: bool = False  # it wrote its Python stacks when it was asked
     python_moved: bool | None = None  # its Python stacks differ between two looks; None: there was but one
     native_stack: str = ""  # by py-spy or pystack, where installed and allowed
-    inherited_locks: tuple[str, ...] = ()  # locks that were held when it was forked, by threads it has not got
+    inherited_locks: tuple[str, ...] = ()  # it waits for them, and a thread that it has not got holds them
+    lock: str = ""  # what it waits for, by name: «dataset.lock (a threading.Lock)»
+    places: tuple[str, ...] = ()  # native code that its main thread ran, or has on its stack: «libgomp.so.1+0x1a2f»
+    tracer: str = ""  # who debugs it: «process 812 (gdb)»
+    left_behind: tuple[str, ...] = ()  # threads of the trainer when its workers' parent was forked
 
 
 @dataclass(frozen=True)
@@ -154,6 +159,15 @@ class MappedFile:
 
 
 @dataclass(frozen=True)
+class Unpicklable:
+    """A part of a job that cannot be pickled."""
+
+    path: str  # as a user would write it: «dataset.transform.keywords['lock']»
+    type_name: str  # with its module: «_thread.lock»
+    reason: str = ""  # what pickle says of it
+
+
+@dataclass(frozen=True)
 class Evidence:
     """Everything that is known of one incident beside what the incident itself says."""
 
@@ -171,6 +185,8 @@ class Evidence:
     ended_because: str = ""  # why holdfast itself killed it, neither for a hang nor for its memory; empty: it did not
     over_limit_bytes: int | None = None  # its memory when holdfast ended it for `memory_limit`; None: it did not
     memory_limit_bytes: int | None = None  # that limit, where there is one
+    unpicklable: tuple[Unpicklable, ...] = ()  # why a job could not be sent to its workers; the nearest first
+    unguarded: str = ""  # «train.py:12»: the main module's line that was running, outside of a __main__ guard
 
 
 NO_EVIDENCE = Evidence()

@@ -236,7 +236,8 @@ class Incident:
         if self.kind is IncidentKind.SUSPECTED_HANG:
             return f"has shown no progress for {self.in_hand.seconds:.1f} s"
         if self.failure:
-            return f"could not start: {self.failure.type_name}: {first_line(self.failure.message)}"
+            named = f"{self.failure.type_name}: " if self.failure.type_name else ""
+            return f"could not start: {named}{first_line(self.failure.message)}"
         return self.exit.words if self.exit else "ended in an unknown way"
 
     @property

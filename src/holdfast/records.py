@@ -87,6 +87,7 @@ class WorkerSuspected:
     pid: int
     in_hand: InHand
     stack: str = ""
+    evidence: Evidence = NO_EVIDENCE
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ class Name(str, enum.Enum):
     WAITING_FOR_LOCK = "waiting-for-lock"
     INHERITED_LOCK = "inherited-lock"
     WAITING_FOR_IO = "waiting-for-io"
+    SLEEPING = "sleeping"
     STOPPED = "stopped"
     DESCRIPTORS_EXHAUSTED = "descriptors-exhausted"
     PROCESSES_EXHAUSTED = "processes-exhausted"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import time
 import traceback
 
 # A real-time signal that neither Python, torch nor common libraries use.
@@ -17,6 +18,7 @@ STACK_SIGNAL = signal.SIGRTMAX - 3
 SIZE = 0  # the file grows as it is written
 _MOST_BYTES = 1 << 20
 _MOST_FRAMES = 100
+_ANSWER_S = 0.3
 # Fatal as well, but not among those that faulthandler.enable() minds.
 _MORE_SIGNALS = (signal.SIGTRAP, signal.SIGSYS)
 
@@ -50,3 +52,24 @@ def ask(pid: int) -> None:
 
 def read(fd: int) -> str:
     return os.pread(fd, _MOST_BYTES, 0).decode("utf-8", "replace").strip()
+
+
+def take(pid: int, fd: int) -> str:
+    """Have a worker write its stacks, and return them; "" when it does not answer in time."""
+    before = os.fstat(fd).st_size
+    ask(pid)
+    deadline = time.monotonic() + _ANSWER_S
+    last = -1
+    while time.monotonic() < deadline:
+        size = os.fstat(fd).st_size
+        if size > before and size == last:
+            return os.pread(fd, min(size - before, _MOST_BYTES), before).decode("utf-8", "replace").strip()
+        last = size
+        time.sleep(0.005)
+    return ""
+
+
+def current_thread(dump: str) -> str:
+    """The frames of the thread that answered."""
+    _, _, after = dump.rpartition("Current thread ")
+    return after.partition("\n\n")[0].partition("\n")[2]

@@ -85,7 +85,7 @@ def of_preparation(event: r.PreparationFailed) -> Incident:
         incarnation=event.incarnation,
         pid=event.pid,
         batch=-1,
-        in_hand=InHand(Stage.PREPARING),
+        in_hand=InHand(Stage.STARTING if event.failure.stage is Stage.STARTING else Stage.PREPARING),
         failure=event.failure,
         action="started again",
     )
@@ -102,5 +102,6 @@ def of_suspicion(event: r.WorkerSuspected) -> Incident:
         in_hand=event.in_hand,
         positions=(position,) if position >= 0 else (),
         stack=event.stack,
+        evidence=event.evidence,
         action="watched",
     )

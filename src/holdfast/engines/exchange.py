@@ -42,6 +42,16 @@ class Exchange:
         self._pending: list[News] = []
         self._cells: dict[int, int] = {}  # every cell that is mapped here, and its size
 
+    @property
+    def imports_main(self) -> bool:
+        """Whether workers, or what they come from, import the main module again."""
+        raise NotImplementedError
+
+    @property
+    def job(self) -> Any:
+        """What workers are to do, as the front door gave it."""
+        raise NotImplementedError
+
     def launch(self) -> None:
         """Start what workers come from; raises what pickling the job raises."""
         raise NotImplementedError

@@ -69,13 +69,15 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         )
         self._door.history.expect(self._num_workers, loader.batch_size or 1)
         self._door.seed = int(self._base_seed)
+        self._door.imports_main = self._engine.imports_main
         self._runner = Runner(self._engine, self._machine, self._door)
         if not self._in_order:
             self._runner.arrived = deque()
         try:
             self._engine.launch()
-        except (TypeError, AttributeError, pickle.PicklingError):
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
             self._engine.close()
+            self._door.unsendable(error, self._engine.job)
             warnings.warn(
                 "Got pickle error when attempting to start a worker Process. "
                 "This might be because the worker Process arguments are not picklable. "
@@ -85,8 +87,10 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
                 stacklevel=3,
             )
             raise
-        except BaseException:
+        except BaseException as error:
             self._engine.close()
+            if isinstance(error, Exception) and not isinstance(error, OSError):  # a __getstate__ may raise anything
+                self._door.unsendable(error, self._engine.job)
             raise
         self._shutdown = False
         self._finalizer = weakref.finalize(self, self._engine.close)

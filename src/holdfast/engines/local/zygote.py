@@ -29,6 +29,7 @@ from holdfast._capture import crash
 from holdfast._capture.blackbox import BlackBox
 from holdfast._capture.last_words import Echo, LastWords
 from holdfast._capture.vitals import Vitals
+from holdfast._forensics.hanging import Kin
 from holdfast._forensics.surroundings import OomWatch
 from holdfast._system import nameless, processes
 from holdfast._system.channel import Channel, Frame
@@ -152,16 +153,20 @@ class Zygote:
         self._poller.register(channel.fileno(), select.POLLIN)
         self._wake = wake
         self._slowest_s = 0.0
+        self._in_a_hurry = False  # somebody was looked at, which takes a while; others may need it as well
         self._unforkable = unforkable  # why workers get an interpreter of their own
         self._poller.register(wake[0], select.POLLIN)
         self._echo = Echo()
         self._oom = OomWatch()
         self._by_words: dict[int, LastWords] = {}
+        # Workers with an interpreter of their own have nothing at the same address.
+        self._kin = None if unforkable else Kin(payload.load_if_here, settings.left_behind)
 
     def serve(self) -> None:
         self._channel.send(Kind.LOADED, os.getpid(), parts=[self._unforkable.encode()])
         while True:
             interval = self._settings.interval_s * 1000 if self._children else 5000
+            interval = 0 if self._in_a_hurry else interval
             for fd, _ in self._poller.poll(interval):
                 if fd == self._trainer or (fd == self._wake[0] and self._was_told_to_leave()):
                     self._leave(grace_s=0.0)
@@ -397,6 +402,7 @@ class Zygote:
     def _watch(self) -> None:
         now = time.monotonic()
         self._oom.look(now)
+        self._in_a_hurry = False
         for child in self._children.values():
             child.vitals.look(now)
         if self._settings.sample_timeout is None:
@@ -405,12 +411,16 @@ class Zygote:
         for child in self._children.values():
             if child.condemned:
                 continue
-            found = look_after(child.watched, child.box, child.pid, child.stack_fd, self._settings, slowest)
+            found = look_after(child.watched, child.box, child.pid, child.stack_fd, self._settings, slowest, self._kin)
             if found.suspected is not None:
                 body = wire.dump((child.incarnation, *found.suspected))
                 self._channel.send(Kind.SUSPECTED, child.pid, child.slot, [body])
             if found.condemned_after_s is not None and not processes.has_ended(child.handle):
                 child.condemned = True
                 child.seconds = found.condemned_after_s
+                child.seen = found.seen
                 processes.kill_group(child.pid)
                 processes.kill(child.pid)
+            if found.suspected is not None or found.condemned_after_s is not None:
+                self._in_a_hurry = True
+                return  # first to whoever calls or has ended, then to the next one that hangs
