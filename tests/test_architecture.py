@@ -18,13 +18,14 @@ import pytest
 
 HOUSE = Path(__file__).parents[1] / "src" / "holdfast"
 ROWS = (
-    {"records", "incident", "evidence", "verdicts", "crashes", "errors", "settings", "statistics"},
+    {"records", "incident", "evidence", "verdicts", "crashes", "errors", "settings", "statistics", "plain", "tables"},
     {"_system", "_capture"},
     {"_fleet", "_transport", "_worker", "_forensics", "_metrics", "share"},
     {"engines"},
     {"loader", "pool", "graph"},
     {"dashboard", "testing", "doctor"},
-    {"cli", "__main__"},
+    {"cli"},
+    {"__main__"},
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
 ALLOWED_SIDEWAYS = {("_worker", "_transport")}

@@ -1,7 +1,7 @@
 """What a loader remembers: incidents, quarantine, counts. Outlives epochs and iterators.
 
 Reads   nothing.
-Writes  the log, one line per incident.
+Writes  the log, one line per incident, and the journal.
 Never   values of samples; only indices.
 """
 
@@ -12,6 +12,8 @@ import operator
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from holdfast import tables
+from holdfast._forensics import journal
 from holdfast.incident import Incident, IncidentKind
 
 log = logging.getLogger("holdfast")
@@ -25,6 +27,15 @@ class StreamIndex(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.ordinal} of worker {self.worker}'s stream"
+
+
+class Incidents(tuple[Incident, ...]):
+    """Incidents in order; a notebook shows them as a table."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return tables.of_incidents(self)
 
 
 class Quarantine(Mapping[Any, Incident]):
@@ -55,6 +66,9 @@ class Quarantine(Mapping[Any, Incident]):
 
     def __len__(self) -> int:
         return len(self._incidents)
+
+    def _repr_html_(self) -> str:
+        return tables.of_incidents(tuple(self._incidents.values()))
 
     def __repr__(self) -> str:
         return f"Quarantine({{{', '.join(f'{k!r}: {str(v)!r}' for k, v in self._incidents.items())}}})"
@@ -91,3 +105,4 @@ class Ledger:
         self.incidents.append(incident)
         level = logging.INFO if incident.action == "raised" else logging.WARNING
         log.log(level, "%s", incident)
+        journal.add(incident)

@@ -1,0 +1,1 @@
+"""Tests of verdicts, the journal, reports and alerts."""
