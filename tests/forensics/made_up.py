@@ -31,7 +31,7 @@ from holdfast.verdicts import Confidence, Name, Verdict
 
 # Every character that Python's str can hold: file names bring surrogates, messages bring anything.
 texts = st.text(st.characters(), max_size=20)
-counts = st.integers(-1, 2**63)
+counts = st.integers(-1, 2**62)
 words_of_memory = st.integers(0, 2**64 - 1)
 floats = st.floats(0, 1e9)
 plain_indices = st.one_of(

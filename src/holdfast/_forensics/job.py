@@ -25,10 +25,15 @@ class Job:
     rank: int | None = None
 
     @property
+    def place(self) -> str:
+        """«pid 4127 on node7, rank 3»."""
+        rank = f", rank {self.rank}" if self.rank is not None else ""
+        return f"pid {self.pid} on {self.host or 'an unknown machine'}{rank}"
+
+    @property
     def words(self) -> str:
         """«train.py --lr 0.1 (pid 4127 on node7, rank 3)»."""
-        rank = f", rank {self.rank}" if self.rank is not None else ""
-        return f"{self.command or 'python'} (pid {self.pid} on {self.host or 'this machine'}{rank})"
+        return f"{self.command or 'python'} ({self.place})"
 
 
 def this_job() -> Job:

@@ -178,12 +178,22 @@ def _write(posted: Sequence[tuple[Incident, Job]]) -> None:
         with _fork:
             from holdfast._forensics.journal_file import JournalFile
 
-            rows = [_row(incident, job) for incident, job in posted]
+            rows = _rows(posted)
             where = path()
         file = JournalFile(where, size_bytes=_size_bytes(), shared=_is_network(where))
         file.write(rows, deadline_s=_WRITE_S, gate=_fork)
     except Exception as error:
         _tell_once(error)
+
+
+def _rows(posted: Sequence[tuple[Incident, Job]]) -> list[Any]:
+    rows = []
+    for incident, job in posted:
+        try:
+            rows.append(_row(incident, job))
+        except Exception:
+            log.debug("an incident cannot be told, and is not in the journal", exc_info=True)
+    return rows
 
 
 def _row(incident: Incident, job: Job) -> Any:
@@ -196,14 +206,14 @@ def _row(incident: Incident, job: Job) -> Any:
     samples = [_line(plain(index)) for index in incident.indices[:1000]]
     described = getattr(incident, "described", "")
     return Row(
-        id=incident.id or secrets.token_hex(4),
+        id=_line(incident.id) or secrets.token_hex(4),
         time=incident.when or time.time(),
         verdict=incident.verdict.name.value if incident.verdict else "",
         kind=incident.kind.value,
         sentence=_line(str(incident)),
         samples="\n".join(samples),
         described=_line(described if isinstance(described, str) else repr(described)),
-        slot=incident.slot,
+        slot=max(-1, min(incident.slot, 2**31)),
         command=job.command,
         folder=job.folder,
         pid=job.pid,
