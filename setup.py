@@ -21,15 +21,16 @@ class BuildWithPages(build_py):
 
     def run(self) -> None:
         super().run()
-        if not self.editable_mode:  # a checkout reads them where they lie
-            for page, target in self._pages():
-                self.mkpath(str(target.parent))
-                self.copy_file(str(page), str(target))
+        for page, target in self._pages():
+            self.mkpath(str(target.parent))
+            self.copy_file(str(page), str(target))
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
         return [*super().get_outputs(include_bytecode), *(str(target) for _, target in self._pages())]
 
     def _pages(self) -> list[tuple[Path, Path]]:
+        if self.editable_mode:
+            return []  # a checkout reads them where they lie
         shelf = Path(self.build_lib) / "holdfast" / "explanations"
         return [(page, shelf / page.name) for page in sorted(Path("docs/crashes").glob("*.md"))]
 
