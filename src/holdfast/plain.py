@@ -47,6 +47,11 @@ def plain(value: Any) -> Any:
     return text if len(text) <= _LONGEST_REPR else text[: _LONGEST_REPR - 1] + "…"
 
 
+def described(incident: Incident) -> tuple[str, ...]:
+    """The samples in the user's words, where a loader has `describe=`."""
+    return tuple(getattr(incident, "described", ()))
+
+
 def of_incident(incident: Incident) -> dict[str, Any]:
     """Everything that an incident has, and the words for it, as what JSON knows."""
     indices = tuple(plain(i) for i in incident.indices)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from holdfast.errors import python_line
 from holdfast.incident import Incident
+from holdfast.plain import described
 
 _MOST_ROWS = 100
 _LONGEST_CELL = 2000
@@ -66,7 +68,7 @@ def _rows(incident: Incident) -> list[tuple[str, Any]]:
         ("verdict", f"{verdict.name} ({verdict.confidence})" if verdict else ""),
         ("cause", verdict.cause if verdict else incident.cause),
         ("sample", incident.sample),
-        ("described", getattr(incident, "described", "")),
+        ("", "\n".join(described(incident)[:_MOST_ROWS]) if len(incident.indices) > 1 else ""),
         ("python", python_line(incident.stack) or _last_line(incident)),
         ("native", native),
         ("what was done", incident.action),
@@ -76,7 +78,7 @@ def _rows(incident: Incident) -> list[tuple[str, Any]]:
 
 
 def _head(incident: Incident) -> str:
-    return f"worker {incident.slot} {incident.cause} while {incident.doing}"
+    return str(replace(incident, action=""))
 
 
 def _last_line(incident: Incident) -> str:

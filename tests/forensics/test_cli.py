@@ -137,7 +137,12 @@ def test_a_report_has_everything_in_80_columns(two):
     for part in (
         *("worker 3 died of SIGSEGV while fetching sample 18204", "  cause     read of address 0x0", "2 hours ago"),
         *("the instruction reads [rdi], and rdi is 0", "holdfast explain null-pointer", "dataset.py:88 decode"),
-        *("cv::imdecode+0x1f in libimgcodecs.so.4", "48 8b 07 c3", "rax 0x00007f0000000000", "marker not found"),
+        *(
+            "cv::imdecode+0x1f in libimgcodecs.so.4",
+            "48 8b 07 c3",
+            "rax 0x00007f0000000000  rbx 0x00007f0000000001",
+            "marker not found",
+        ),
         *("peak      900 MiB", "limit     1.0 GiB", "340 MiB → 840 MiB", "141 batches done", "nofile 1024", "left out"),
     ):
         assert part in result.output

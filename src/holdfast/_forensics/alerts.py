@@ -17,7 +17,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from holdfast._forensics.courier import Courier
@@ -145,7 +145,7 @@ def sentence(incident: Incident, job: Job) -> str:
     """What a chat shows: what happened, why, what was done, where."""
     why = f" ({incident.verdict.words})" if incident.verdict is not None else ""
     named = f"; holdfast report {incident.id}" if incident.id else ""
-    text = f"worker {incident.slot} {incident.cause} while {incident.doing}{why}"
+    text = f"{replace(incident, action='')}{why}"
     done = f": {incident.action}" if incident.action else ""
     return f"{text[:2000]}{done}. {job.words}{named}"
 

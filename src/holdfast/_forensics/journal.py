@@ -201,10 +201,9 @@ def _row(incident: Incident, job: Job) -> Any:
     import secrets
 
     from holdfast._forensics.journal_file import Row
-    from holdfast.plain import plain
+    from holdfast.plain import described, plain
 
     samples = [_line(plain(index)) for index in incident.indices[:1000]]
-    described = getattr(incident, "described", "")
     return Row(
         id=_line(incident.id) or secrets.token_hex(4),
         time=incident.when or time.time(),
@@ -212,7 +211,7 @@ def _row(incident: Incident, job: Job) -> Any:
         kind=incident.kind.value,
         sentence=_line(str(incident)),
         samples="\n".join(samples),
-        described=_line(described if isinstance(described, str) else repr(described)),
+        described="\n".join(_line(text) for text in described(incident)[:1000]),
         slot=max(-1, min(incident.slot, 2**31)),
         command=job.command,
         folder=job.folder,

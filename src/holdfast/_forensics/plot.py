@@ -23,8 +23,8 @@ _NEAR = 4  # a limit farther away than so many times the peak would flatten the 
 def memory(samples: Sequence[MemorySample], *, peak: int | None = None, limits: Sequence[tuple[str, int]] = ()) -> str:
     """An <svg> element; empty where there is nothing to draw."""
     samples = [s for s in samples if math.isfinite(s.seconds_before)]
-    if not samples:
-        return ""
+    if len(samples) < 2:
+        return ""  # one point is a row of the table
     samples = samples[-_MOST_POINTS:]
     highest = max([s.resident_bytes for s in samples] + ([peak] if peak else []))
     near = [(name, count) for name, count in limits if 0 < count <= highest * _NEAR]

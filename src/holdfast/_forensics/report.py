@@ -7,16 +7,18 @@ Never   decides how it looks: a section is a title with rows, or with text that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast._forensics import words
 from holdfast._forensics.job import Job
 from holdfast.crashes import CrashRecord
 from holdfast.errors import python_line
 from holdfast.incident import Incident
+from holdfast.plain import described
 
 _MOST_FACTS = 20
 _MOST_FRAMES = 24
+_MOST_DESCRIBED = 20
 _TITLE_INSTRUCTION = "Instruction and registers"
 _BARS = "▁▂▃▄▅▆▇█"
 _STATES = {
@@ -38,7 +40,7 @@ class Section:
 
 
 def headline(incident: Incident) -> str:
-    return f"worker {incident.slot} {incident.cause} while {incident.doing}"
+    return str(replace(incident, action=""))
 
 
 def summary(incident: Incident) -> Section:
@@ -52,9 +54,8 @@ def summary(incident: Incident) -> Section:
         rows += [("facts" if n == 0 else "", fact) for n, fact in enumerate(facts)]
     if incident.indices:
         rows.append(("sample", incident.sample.removeprefix("samples ").removeprefix("sample ")))
-    described = getattr(incident, "described", "")
-    if described:
-        rows.append(("", described if isinstance(described, str) else repr(described)))
+    if len(incident.indices) > 1:  # of a single one the words stand beside its index
+        rows += [("", text) for text in described(incident)[:_MOST_DESCRIBED]]
     if examined is not None and examined.place is not None:
         rows.append(("native", examined.place.words))
     python = python_line(incident.stack)
@@ -112,7 +113,8 @@ def _memory(incident: Incident) -> Section:
     rows = []
     if worked.memory:
         first, last = worked.memory[0], worked.memory[-1]
-        rows.append(("over time", sparkline([sample.resident_bytes for sample in worked.memory])))
+        if len(worked.memory) > 1:
+            rows.append(("over time", sparkline([sample.resident_bytes for sample in worked.memory])))
         rows.append(("resident", f"{words.size(first.resident_bytes)} → {words.size(last.resident_bytes)}"))
         if last.private_bytes is not None:
             rows.append(("private", words.size(last.private_bytes)))
@@ -179,7 +181,8 @@ def _bytes(crash: CrashRecord) -> str:
 def _registers(crash: CrashRecord) -> str:
     widest = max(map(len, crash.registers), default=0)
     cells = [f"{name:<{widest}} {value:#018x}" for name, value in crash.registers.items()]
-    return "\n".join("  ".join(cells[i : i + 3]) for i in range(0, len(cells), 3))
+    in_row = max(1, words.WIDTH // (widest + 21))
+    return "\n".join("  ".join(cells[i : i + in_row]) for i in range(0, len(cells), in_row))
 
 
 def _threads(incident: Incident) -> str:

@@ -14,6 +14,7 @@ Exit status: 0 found, 1 nothing found, 2 wrong usage.
 from __future__ import annotations
 
 import json
+import textwrap
 import time
 from dataclasses import asdict
 
@@ -51,6 +52,7 @@ def command(verdict: str | None, since: float | None, job: str, sample: str, lim
             last_job = entry.job
         named = f"{words.cut(entry.id, 8):<8}  {words.cut(entry.verdict or entry.kind, 24):<24}"
         click.echo(f"  {named} {words.ago(entry.time, now):>15}")
-        click.echo(f"    {words.cut(entry.sentence, words.WIDTH - 4)}")
+        told = textwrap.wrap(words.tame(entry.sentence), words.WIDTH - 4, max_lines=3, placeholder=" …")
+        click.echo("\n".join(f"    {line}" for line in told))
     more = "   --limit shows more" if len(found) > limit else ""
     click.echo(f"\nholdfast report ID   everything about one of them{more}")
