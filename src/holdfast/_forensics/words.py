@@ -107,7 +107,7 @@ def reflowed(markdown: str, *, width: int = WIDTH) -> str:
             let_go()
             fenced = fenced != fence
             if not fence:
-                out.append(f"    {line}")
+                out.append(f"    {line}".rstrip())
         elif not line.strip() or line.startswith(("#", "|", ">", "    ")):
             let_go()
             out.append(line)

@@ -29,7 +29,7 @@ _SHELVES = (_PACKAGE / "explanations", _PACKAGE.parents[1] / PAGES)
 def command(verdict: str) -> None:
     if not verdict:
         for name in Name:
-            click.echo(f"  {name.value:<24} {words.cut(_title(name), words.WIDTH - 27)}".rstrip())
+            click.echo(f"  {name.value:<24} {words.cut(_sentence(name), words.WIDTH - 27)}".rstrip())
         click.echo("\nholdfast explain VERDICT   what one sees, why it happens, what to do")
         return
     try:
@@ -55,9 +55,11 @@ def page_of(name: Name) -> str | None:
     return None
 
 
-def _title(name: Name) -> str:
-    first = (page_of(name) or "").partition("\n")[0]
-    return first.lstrip("# ").strip()
+def _sentence(name: Name) -> str:
+    """The first sentence of its page."""
+    paragraphs = (page_of(name) or "").split("\n\n")
+    text = next((p for p in paragraphs if p.strip() and not p.lstrip().startswith(("#", "```", "|", "<"))), "")
+    return " ".join(text.split()).partition(". ")[0].rstrip(".")
 
 
 def _show(text: str) -> None:
