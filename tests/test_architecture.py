@@ -18,13 +18,17 @@ import pytest
 
 HOUSE = Path(__file__).parents[1] / "src" / "holdfast"
 ROWS = (
-    {"records", "incident", "evidence", "verdicts", "quantities", "crashes", "errors", "settings", "statistics"},
+    {
+        *("records", "incident", "evidence", "verdicts", "crashes", "plain", "tables", "quantities"),
+        *("errors", "settings", "statistics"),
+    },
     {"_system", "_capture"},
     {"_fleet", "_transport", "_worker", "_forensics", "_metrics", "share"},
     {"engines"},
     {"loader", "pool", "graph"},
     {"dashboard", "testing", "doctor"},
-    {"cli", "__main__"},
+    {"cli"},
+    {"__main__"},
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
 ALLOWED_SIDEWAYS = {("_worker", "_transport")}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal as _signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 SI_KERNEL = 0x80
@@ -153,10 +153,14 @@ class CrashRecord:
         """Plain values only; addresses and bytes in hexadecimal, as every other tool prints them."""
         return {
             "signal": self.signal_name,
+            "signal_number": self.signal,
             "code": self.code_name,
+            "code_number": self.code,
             "pid": self.pid,
             "thread": self.thread,
             "thread_name": self.thread_name,
+            "time_ns": self.time_ns,
+            "error": self.error,
             "address": _hex(self.address),
             "access": self.access,
             "sender_pid": self.sender_pid,
@@ -183,6 +187,25 @@ class CrashRecord:
             "shared_free_bytes": self.shared_free_bytes,
             "shared_bytes": self.shared_bytes,
         }
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> CrashRecord:
+        """The record of `to_dict`; names that a newer version tells are passed over."""
+        known = {f.name for f in fields(cls)} - {"signal", "code"}
+        values = {name: value for name, value in told.items() if name in known}
+        for name in ("address", "instruction_pointer", "stack_pointer", "stack_address"):
+            if values.get(name) is not None:
+                values[name] = int(values[name], 16)
+        for name in ("instruction", "before", "stack"):
+            values[name] = bytes.fromhex(values.get(name, ""))
+        for name in ("return_addresses", "possible_return_addresses"):
+            values[name] = tuple(int(value, 16) for value in values.get(name, ()))
+        values["registers"] = {name: int(value, 16) for name, value in values.get("registers", {}).items()}
+        values["regions"] = tuple(
+            Region(int(r["start"], 16), int(r["end"], 16), r["permissions"], int(r["offset"], 16), r["path"])
+            for r in values.get("regions", ())
+        )
+        return cls(signal=told["signal_number"], code=told["code_number"], **values)
 
 
 def _hex(value: int | None) -> str | None:

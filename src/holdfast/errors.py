@@ -30,6 +30,10 @@ class WorkerCrashedError(HoldfastError, RuntimeError):
         super().__init__(message)
         self.incident = incident
 
+    def _repr_html_(self) -> str | None:
+        """For a notebook that shows the error as a value; one that is raised it prints as text."""
+        return self.incident._repr_html_() if self.incident is not None else None
+
     def __reduce__(self) -> tuple[type[WorkerCrashedError], tuple[str, Incident | None]]:
         return type(self), (str(self), self.incident)
 
@@ -48,6 +52,11 @@ class TooManyFaultsError(HoldfastError, RuntimeError):
     def __init__(self, message: str, incidents: Sequence[Incident] = ()) -> None:
         super().__init__(message)
         self.incidents = tuple(incidents)
+
+    def _repr_html_(self) -> str:
+        from holdfast import tables
+
+        return tables.of_incidents(self.incidents)
 
     def __reduce__(self) -> tuple[type[TooManyFaultsError], tuple[str, tuple[Incident, ...]]]:
         return type(self), (str(self), self.incidents)

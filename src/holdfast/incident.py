@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import signal as _signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -260,38 +261,37 @@ class Incident:
         return f"{head}: {self.action}" if self.action else head
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values only: what a program or a log can take."""
-        return {
-            "kind": self.kind.value,
-            "cause": self.cause,
-            "doing": self.doing,
-            "slot": self.slot,
-            "incarnation": self.incarnation,
-            "pid": self.pid,
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "indices": [plain(i) for i in self.indices],
-            "stage": self.in_hand.stage.name.lower(),
-            "seconds_in_hand": self.in_hand.seconds,
-            "signal": self.exit.signal_name if self.exit else None,
-            "code": self.exit.code if self.exit else None,
-            "exception": self.failure.type_name if self.failure else None,
-            "message": self.failure.message if self.failure else None,
-            "traceback": self.failure.traceback if self.failure else None,
-            "stack": self.stack,
-            "crash": self.crash.to_dict() if self.crash else None,
-            "attempt": self.attempt,
-            "attempts_allowed": self.attempts_allowed,
-            "action": self.action,
-            "number": self.number,
-            "when": self.when,
-        }
+        """Plain values only, and everything: what a program or a log can take."""
+        from holdfast import plain
+
+        return plain.of_incident(self)
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> Incident:
+        """The incident of `to_dict`; indices that are neither numbers nor texts come back as their repr."""
+        from holdfast import plain
+
+        return plain.to_incident(told)
+
+    def to_json(self) -> str:
+        """One line."""
+        from holdfast import plain
+
+        return plain.to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Incident:
+        from holdfast import plain
+
+        return plain.from_json(text)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: a small table."""
+        from holdfast import tables
+
+        return tables.of_incident(self)
 
 
 def first_line(text: str, limit: int = 200) -> str:
     line = text.strip().splitlines()[0] if text.strip() else ""
     return line if len(line) <= limit else line[: limit - 1] + "…"
-
-
-def plain(value: Any) -> Any:
-    return value if isinstance(value, (int, float, str, bool, type(None))) else repr(value)

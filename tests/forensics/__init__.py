@@ -1,1 +1,1 @@
-"""Real deaths, hangs and errors, and what the verdict on each says."""
+"""Real deaths, hangs and errors; what the verdict on each says, and how people see it."""

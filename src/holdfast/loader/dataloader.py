@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, Sampler
 from holdfast.incident import Incident
 from holdfast.loader.inline import InlineIterator
 from holdfast.loader.iterator import SupervisedIterator
-from holdfast.loader.ledger import COUNTS, Ledger, Quarantine
+from holdfast.loader.ledger import COUNTS, Incidents, Ledger, Quarantine
 from holdfast.settings import FaultPolicy, FaultRule, check_callable, check_listeners, check_threads, fault_policy
 from holdfast.statistics import Statistics
 
@@ -119,7 +119,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     @property
     def incidents(self) -> Sequence[Incident]:
         """Everything that went wrong since the loader was made, in order."""
-        return tuple(self._ledger.incidents)
+        return Incidents(self._ledger.incidents)
 
     @property
     def quarantine(self) -> Quarantine:

@@ -1,7 +1,7 @@
 """What a loader remembers: incidents, quarantine, counts. Outlives epochs and iterators.
 
 Reads   nothing.
-Writes  the log, one line per incident.
+Writes  the log, one line per incident, and the journal.
 Never   values of samples; only indices.
 """
 
@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from holdfast import tables
+from holdfast._forensics import journal
 from holdfast.evidence import NO_EVIDENCE
 from holdfast.incident import Incident, IncidentKind
 
@@ -32,6 +34,15 @@ class StreamIndex(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.ordinal} of worker {self.worker}'s stream"
+
+
+class Incidents(tuple[Incident, ...]):
+    """Incidents in order; a notebook shows them as a table."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return tables.of_incidents(self)
 
 
 class Quarantine(Mapping[Any, Incident]):
@@ -67,6 +78,9 @@ class Quarantine(Mapping[Any, Incident]):
 
     def __len__(self) -> int:
         return len(self._incidents)
+
+    def _repr_html_(self) -> str:
+        return tables.of_incidents(tuple(self._incidents.values()))
 
     def __repr__(self) -> str:
         return f"Quarantine({{{', '.join(f'{k!r}: {str(v)!r}' for k, v in self._incidents.items())}}})"
@@ -110,6 +124,7 @@ class Ledger:
         level = logging.INFO if incident.action in ("raised", "recycled") else logging.WARNING
         why = f" ({incident.verdict.words})" if incident.verdict is not None and incident.exit is not None else ""
         log.log(level, "%s%s", incident, why)
+        journal.add(incident)
         for place, listener in enumerate(self.listeners):
             try:
                 listener(incident)
