@@ -200,6 +200,18 @@ def test_guard_pages_that_no_map_shows_are_known_by_their_place() -> None:
     assert "thread 9 (reader)" in found.cause
 
 
+def test_the_guard_page_of_another_thread_is_no_stack_overflow() -> None:
+    """The stack pointer is where it should be, on a stack that lies lower."""
+    lower = Region(0x7F0FF0000000, 0x7F0FF0800000, "rw-p", 0, "")
+
+    found = verdict.judge(
+        fault(GUARD.start + 8, code=2, stack_pointer=lower.start + 4096, regions=(LIBRARY, lower, GUARD, THREAD, STACK))
+    )
+
+    assert found.name is Name.WILD_POINTER
+    assert "reserved" in found.cause
+
+
 def test_a_word_past_the_end_of_memory_is_no_use_after_unmap() -> None:
     """A loop that runs over the end of a block: a register still points into it."""
     found = verdict.judge(fault(FILE.end, registers={"rsi": FILE.end, "rdi": FILE.start + 16}))

@@ -135,8 +135,10 @@ def _overflowed(crash: CrashRecord) -> Region | None:
     if not (stack.path == "[stack]" or inside is not None or stack.start <= pointer < stack.end):
         return None  # a hole below any memory: only a stack that has no guard page would look so
     near = abs(at - pointer) <= _STACK_REACH and stack.start - at <= _STACK_REACH
-    # One frame may be larger than the stack: its pointer is far below, and so is what it touches.
+    # One frame may be larger than the stack: its pointer is far below, on no memory, and so is what it touches.
+    lost = crash.region_of(pointer)
     below = pointer <= at < stack.start and stack.start - pointer <= _LARGEST_FRAME
+    below = below and (lost is None or lost.permissions[:3] == "---")
     return stack if near or below else None
 
 
