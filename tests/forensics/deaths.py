@@ -159,7 +159,7 @@ def read_lower_half(folder: Path) -> None:
     faulty(folder).low_half(ctypes.c_void_p(anonymous(1)))
 
 
-@dies(Name.WILD_POINTER, "read in libfaulty.so of address", "reserved")
+@dies(Name.WILD_POINTER, "read in ", "libfaulty.so", " of address", "reserved")
 def read_reserved(folder: Path) -> None:
     faulty(folder).read_at(ctypes.c_void_p(anonymous(1, 0)))
 
@@ -170,7 +170,7 @@ def read_misaligned(folder: Path) -> None:
     faulty(folder).read_misaligned(ctypes.c_void_p(anonymous(1)))
 
 
-@dies(Name.WILD_POINTER, "libfaulty.so", "not aligned", confidence=None, only=X86)
+@dies(Name.WILD_POINTER, "libfaulty.so", "aligned", confidence=None, only=X86)
 def read_vector(folder: Path) -> None:
     faulty(folder).read_vector(ctypes.c_void_p(anonymous(1) + 8))
 
@@ -197,7 +197,7 @@ def overflow_stack(folder: Path) -> None:
     faulty(folder).recurse(0)
 
 
-@dies(Name.STACK_OVERFLOW, "the main thread", "one frame in libfaulty.so takes 63.9 MiB more")
+@dies(Name.STACK_OVERFLOW, "the main thread", "one frame in ", "libfaulty.so", " takes 63.9 MiB more")
 def overflow_stack_by_one_frame(folder: Path) -> None:
     limit_stack()
     faulty(folder).one_large_frame()
@@ -233,7 +233,7 @@ def overflow_stack_of_native_thread(folder: Path) -> None:
 # ---------------------------------------------------------------- forbidden, or gone
 
 
-@dies(Name.READ_ONLY_WRITE, "write in libfaulty.so to address", "in the read-only map of", "read_only-")
+@dies(Name.READ_ONLY_WRITE, "write in ", "libfaulty.so", " to address", "in the read-only map of", "read_only-")
 def write_read_only(folder: Path) -> None:
     faulty(folder).write_at(ctypes.c_void_p(mapped(file_of(folder, "read_only", 3 * PAGE)) + PAGE))
 

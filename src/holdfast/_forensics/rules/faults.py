@@ -405,7 +405,8 @@ def _is_trap(incident: Incident, crash: CrashRecord) -> bool:
 def _index_fact(incident: Incident, crash: CrashRecord, address: int) -> str:
     """A sound base and an index that leads out of it, where two registers add up to the address."""
     named = named_in_instruction(incident)
-    registers = {name: v for name, v in data_registers(crash).items() if not named or name in named}
+    # With one register in it, the instruction was handed the sum: its parts may still stand in the others.
+    registers = {name: v for name, v in data_registers(crash).items() if len(named) < 2 or name in named}
     sound = [(base, start, crash.region_of(start)) for base, start in registers.items() if base not in ("rsp", "sp")]
     signed = {name: value - (1 << 64) if value >> 63 else value for name, value in registers.items()}
     for scale in (8, 4, 2, 1):  # the largest first: with 1, the product itself stands in some register
