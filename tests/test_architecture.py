@@ -19,7 +19,7 @@ import pytest
 HOUSE = Path(__file__).parents[1] / "src" / "holdfast"
 ROWS = (
     {
-        *("records", "incident", "evidence", "verdicts", "crashes", "plain", "tables", "quantities"),
+        *("records", "incident", "evidence", "verdicts", "crashes", "plain", "tables", "quantities", "limits"),
         *("errors", "settings", "statistics"),
     },
     {"_system", "_capture"},

@@ -11,14 +11,14 @@ import logging
 from dataclasses import replace
 
 from holdfast._forensics import callers, examine, mapped_files, verdict
-from holdfast.incident import Incident
+from holdfast.incident import Incident, IncidentKind
 
 log = logging.getLogger("holdfast")
 
 
 def perform(incident: Incident) -> Incident:
     """The incident with its verdict."""
-    if incident.verdict is not None:
+    if incident.verdict is not None or incident.kind is IncidentKind.RECYCLED:  # which is no death
         return incident
     incident = _examined(incident)
     try:

@@ -15,6 +15,7 @@ from typing import Any
 
 from holdfast import records as r
 from holdfast._capture import crash, stacks
+from holdfast._capture.blackbox import Reason
 from holdfast._system.channel import Frame
 from holdfast._transport import wire
 from holdfast._transport.wire import Kind
@@ -22,12 +23,27 @@ from holdfast._worker import loop
 from holdfast.engines.workers import Memory, Result, Worker
 from holdfast.evidence import Evidence
 from holdfast.incident import Decision, Exit, InHand, Stage
+from holdfast.quantities import in_words
 from holdfast.records import Event
 
 News = tuple[Event, Any]
 
 _RESULT = int(Kind.RESULT)
 _SCRIBBLED = "It wrote to a socket of holdfast's, a descriptor that is not its own, and was killed for it.\n"
+
+
+def _why_recycled(worker: Worker) -> str:
+    """Why a worker has left of its own accord; empty if it has not."""
+    reason, reached, bound = worker.box.retired
+    if worker.status != 0 or reason in (Reason.NONE, Reason.REFUSED):
+        return ""
+    if reason is Reason.BATCHES:
+        return f"it has done {reached} batches"
+    if reason is Reason.SAMPLES:
+        return f"it has done {reached} samples, of {bound} that it may"
+    if reason is Reason.GROWTH:
+        return f"its memory has grown by {in_words(reached)}, of {in_words(bound)} that it may"
+    return f"its memory has reached {in_words(reached)} of {in_words(bound)}"
 
 
 class Exchange:
@@ -231,12 +247,15 @@ class Exchange:
             stack=(_SCRIBBLED if worker.channel.garbled else "") + stacks.read(worker.stack_fd),
             evidence=self._evidence(worker),
             hung=worker.hung,
+            recycled=_why_recycled(worker),
             blameless=worker.lost or (worker.channel.torn and not worker.channel.garbled),
         )
 
     def _evidence(self, worker: Worker) -> Evidence:
         """What its watchman knows, and what its black box says."""
         box, known = worker.box, worker.evidence
+        reason, reached, bound = box.retired
+        refused = reason is Reason.REFUSED
         worked = replace(
             known.worked,
             recent_batches=box.recent_batches,
@@ -249,6 +268,8 @@ class Exchange:
             crash=crash.read(box),
             recorder=crash.could_record(box),
             ended_because=_why_ended(worker),
+            over_limit_bytes=reached if refused else known.over_limit_bytes,
+            memory_limit_bytes=bound if refused else known.memory_limit_bytes,
         )
 
     def _keep_random(self, slot: int) -> None:

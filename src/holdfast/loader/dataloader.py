@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 from holdfast.incident import Incident
+from holdfast.limits import limits_of
 from holdfast.loader.inline import InlineIterator
 from holdfast.loader.iterator import SupervisedIterator
 from holdfast.loader.ledger import COUNTS, Incidents, Ledger, Quarantine
@@ -40,6 +41,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     on_incident  a callable, or several, that are given each `Incident` as it happens; what they raise is logged
     worker_threads  threads that torch, OpenMP, MKL, OpenBLAS, OpenCV and NumExpr may each use in a worker; None:
                  whatever they like
+    memory_limit  private memory of a worker, such as "4GiB": near it the worker is recycled after its batch, at it
+                 the sample in hand is treated as at a crash
+    recycle_after  a fresh worker after so many batches (500), samples ("20000 samples") or growth ("1GiB")
 
     A worker that dies is replaced and its work done again, whatever the policy: batches, their order and their
     random augmentation are those of an undisturbed run.
@@ -69,8 +73,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         describe: Callable[[Any], str] | None = None,
         on_incident: Callable[[Incident], object] | Sequence[Callable[[Incident], object]] = (),
         worker_threads: int | None = 1,
+        memory_limit: str | int | None = None,
+        recycle_after: str | int | None = None,
     ) -> None:
         self.faults = faults
+        self.memory_limit, self.recycle_after = memory_limit, recycle_after
+        limits_of(memory_limit, recycle_after)  # a mistake is said here, not when the first worker starts
         self.worker_threads = check_threads(worker_threads)
         self.describe = check_callable("describe", describe)
         self._policy = fault_policy(faults)

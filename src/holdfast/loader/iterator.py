@@ -31,6 +31,7 @@ from holdfast._fleet.machine import Machine
 from holdfast._fleet.runner import Concluded, Runner
 from holdfast.engines.choice import make_engine
 from holdfast.engines.watch import WatchSettings
+from holdfast.limits import limits_of
 from holdfast.loader.door import Door, give_up_error, replacement_pool
 from holdfast.loader.jobs import JobSettings, MapJob
 from holdfast.loader.ledger import COUNTS, Ledger
@@ -113,6 +114,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             policy=self._policy.without_callables(),
             asks=callable(self._policy.on_error),
             worker_threads=loader.worker_threads,
+            limits=limits_of(loader.memory_limit, loader.recycle_after),
         )
         return StreamJob(settings) if self._stream else MapJob(settings)
 

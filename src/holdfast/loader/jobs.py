@@ -26,6 +26,7 @@ from holdfast._transport import wire
 from holdfast._worker import failures, threads
 from holdfast._worker.loop import Desk, Restored, StreamEnded, TaskFailed
 from holdfast.incident import Decision, Failure, Stage
+from holdfast.limits import NO_LIMITS, Limits
 from holdfast.loader import collating, culprits, tasks
 from holdfast.records import MOST_SUBSTITUTES
 from holdfast.settings import FaultPolicy
@@ -46,6 +47,7 @@ class JobSettings:
     policy: FaultPolicy
     asks: bool  # on_error is a callable, which only the trainer has
     worker_threads: int | None = 1
+    limits: Limits = NO_LIMITS
 
 
 class Again(Exception):
@@ -61,6 +63,7 @@ class LoaderJob:
         self.desk: Desk
         self._dirty = False  # the last task was a probe: its random numbers do not count
         self._attempts: dict[tuple[int, int], int] = {}
+        self.limits = settings.limits
         self.can_skip = False  # samples can be stepped over without fetching them
 
     # ------------------------------------------------------------ beginning
@@ -138,6 +141,9 @@ class LoaderJob:
     ) -> Failure:
         """What is to be done about an exception; the answer is in `failure.decision`. Retrying waits here."""
         policy = self.settings.policy
+        if self.desk.allowance is not None:
+            self.desk.box.enter(stage, seq, position)
+            self.desk.allowance.stop_if_refused(error)
         failure = replace(failures.capture(error, stage, position), ordinal=ordinal, stand_in=stand_in, place=place)
         key = (seq, position)
         attempt = self._attempts[key] = self._attempts.get(key, 0) + 1
@@ -213,6 +219,7 @@ class LoaderJob:
     ) -> tuple[Failure, tuple[int, ...]] | None:
         """Collate and send. None when it is done; else what failed, and which samples are to blame."""
         box = self.desk.box
+        self.desk.samples = len(positions)
         stage = Stage.COLLATING
         ordinal = self.first_ordinal()
         batch: Any = None
