@@ -50,6 +50,7 @@ RETURN = b"\xc3"
 
 SOURCE = """
 #include <stdio.h>
+__asm__(".text; .globl between; between: .skip 64,0x90"); /* code that belongs to no function */
 void shake(int) __asm__("_ZN8cruncher5shakeEi"); /* a C++ name without a C++ compiler */
 %s
 void trap(void) { __builtin_trap(); }
@@ -86,6 +87,7 @@ def build(folder: Path) -> Path:
     source.write_text(SOURCE % wanting)
     # Without a red zone: what lies below the stack pointer is not saved, and the divisor would be unknown.
     flags = ["-shared", "-fPIC", "-O1", "-fno-omit-frame-pointer", "-fcf-protection=none", "-mno-red-zone"]
+    flags.append("-Wl,-Ttext-segment=0x100000")  # so that places in the file and addresses in it differ
     subprocess.run(["cc", *flags, "-o", library, source], check=True)
     return library
 

@@ -180,11 +180,9 @@ def test_exported_functions_are_found_when_it_is_stripped(library: Path) -> None
 def test_a_place_between_functions_has_no_name(library: Path) -> None:
     """The nearest one before it would be a wrong name."""
     loaded = ctypes.CDLL(str(library))
-    (region,) = (r for r in regions_here() if r.path == str(library) and r.executable)
 
-    (place,) = symbols.places_of([region.end - 1], regions_here())
+    (place,) = symbols.places_of([address_of(loaded, "between") + 32], regions_here())
 
-    assert address_of(loaded, "trap") < region.end - 1
     assert (place.library, place.function) == (str(library), "")
 
 
@@ -196,9 +194,10 @@ def test_a_library_without_its_file_is_still_named(library: Path, tmp_path: Path
     before = regions_here()
     regions = before
     if spoil in ("delete", "replace"):
+        whole = library.read_bytes()
         library.unlink()
         if spoil == "replace":
-            library.write_bytes(b"another file")
+            library.write_bytes(whole)  # the same functions, by chance: nobody can know that
         regions = regions_here()
     else:
         whole = library.read_bytes()

@@ -374,7 +374,7 @@ def emulate(model: str, *arguments: str, folder: Path, **environment: str) -> An
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=380,
     )
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
@@ -407,6 +407,8 @@ def test_numpy_is_named_when_it_is_too_new_for_the_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.timeout(400)  # 20 s on a machine of its own; an emulator feels every neighbour tenfold
 @needs_emulator
 def test_torch_is_named_when_a_worker_is_told_to_use_what_the_cpu_has_not_got(tmp_path: Path) -> None:
     """Trainer, zygote, workers and autopsy, all on a CPU of 2008: it has no AVX, and ATen is told that it has."""
