@@ -110,6 +110,12 @@ def test_the_python_stack_is_there_unless_the_worker_is_stopped(hung: dict[str, 
     assert name in incident.stack
 
 
+@pytest.mark.parametrize("name", ["lock_twice", "sleep_for_ever", "spin_on_one_line"])
+def test_a_stack_that_did_not_change_is_told_once(hung: dict[str, Incident], name: str) -> None:
+    """However often it was looked at."""
+    assert hung[name].stack.count(f"in {name}\n") == 1
+
+
 def test_looking_takes_little_time(hung: dict[str, Incident]) -> None:
     """Other workers are not watched meanwhile."""
     watched = [incident.evidence.seen.watched_s for incident in hung.values() if incident.evidence.seen]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import re
 import signal
 import time
 
@@ -17,6 +18,7 @@ STACK_SIGNAL = signal.SIGRTMAX - 3
 SIZE = 0  # the file grows as it is written
 _MOST_BYTES = 1 << 20
 _ANSWER_S = 0.3
+_HEADER = re.compile(r"^(?=(?:Current thread|Thread) 0x)", re.MULTILINE)
 # Fatal as well, but not among those that faulthandler.enable() minds.
 _MORE_SIGNALS = (signal.SIGTRAP, signal.SIGSYS)
 
@@ -54,6 +56,12 @@ def take(pid: int, fd: int) -> str:
         last = size
         time.sleep(0.005)
     return ""
+
+
+def without_repeats(text: str) -> str:
+    """Stacks that were written more than once, once: where it was the last time."""
+    blocks = [block.strip() for block in _HEADER.split(text) if block.strip()]
+    return "\n\n".join(reversed(dict.fromkeys(reversed(blocks))))
 
 
 def current_thread(dump: str) -> str:
