@@ -40,7 +40,7 @@ EXPECTED: dict[str, tuple[Name, tuple[str, ...]]] = {
     "sleep_for_ever": (Name.SLEEPING, ("sleep_for_ever",)),
     "read_empty_pipe": (Name.WAITING_FOR_IO, ("a pipe", "read_empty_pipe")),
     "open_fifo": (Name.WAITING_FOR_IO, ("/a.fifo to be opened", "open_fifo")),
-    "read_fifo": (Name.WAITING_FOR_IO, ("/a.fifo", "read_fifo")),
+    "read_fifo": (Name.WAITING_FOR_IO, ("/b.fifo", "read_fifo")),
     "receive_from_silence": (Name.WAITING_FOR_IO, ("tcp 127.0.0.1:", "receive_from_silence")),
     "receive_with_timeout": (Name.WAITING_FOR_IO, ("tcp 127.0.0.1:", "receive_with_timeout")),
     "lock_file": (Name.WAITING_FOR_IO, ("the lock on", "/a.lock", f"process {os.getpid()}", "has locked")),
@@ -65,13 +65,15 @@ def loader_of(dataset: Hanging, method: str, **more: Any) -> holdfast.DataLoader
 
 @contextmanager
 def props_in(folder: Path) -> Iterator[Props]:
-    """A listener that never answers, a FIFO that nobody opens, a file that is locked, a native library."""
-    os.mkfifo(folder / "a.fifo")
+    """A listener that never answers, two FIFOs that nobody opens, a file that is locked, a native library."""
+    fifos = [str(folder / "a.fifo"), str(folder / "b.fifo")]
+    for fifo in fifos:
+        os.mkfifo(fifo)
     with socket.create_server(("127.0.0.1", 0)) as listener, open(folder / "a.lock", "w") as locked:
         fcntl.flock(locked, fcntl.LOCK_EX)
         library = compile_library(folder) if COMPILER else ""
         debugger = compile_debugger(folder) if COMPILER else ""
-        yield Props(listener.getsockname()[1], str(folder / "a.fifo"), str(folder / "a.lock"), library, debugger)
+        yield Props(listener.getsockname()[1], *fifos, str(folder / "a.lock"), library, debugger)
 
 
 @pytest.fixture(scope="module", params=("fork", "spawn"))
