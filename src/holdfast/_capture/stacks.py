@@ -68,3 +68,15 @@ def current_thread(dump: str) -> str:
     """The frames of the thread that answered."""
     _, _, after = dump.rpartition("Current thread ")
     return after.partition("\n\n")[0].partition("\n")[2]
+
+
+def differ(frames: str, again: str) -> bool:
+    """Whether two stacks of a thread are of different places. Either may be cut short: on a busy machine a worker may
+    be without a processor in the middle of writing, for longer than anybody waits."""
+    one, other = frames.splitlines(), again.splitlines()
+    shared = min(len(one), len(other))
+    if not shared:
+        return False
+    if one[: shared - 1] != other[: shared - 1]:
+        return True
+    return not (one[shared - 1].startswith(other[shared - 1]) or other[shared - 1].startswith(one[shared - 1]))

@@ -120,7 +120,7 @@ def _follow(pid: int, stack_fd: int, dump: str) -> tuple[bool | None, tuple[str,
         again = stacks.current_thread(stacks.take(pid, stack_fd))
         if not again:
             break  # it does not answer any more: nobody waits for that again
-        moved = again != frames
+        moved = stacks.differ(frames, again)
         if moved:
             break
     return moved, tuple(places)
