@@ -46,6 +46,7 @@ class Props:
 
     port: int = 0
     fifo: str = ""
+    other_fifo: str = ""
     locked: str = ""
     library: str = ""
     debugger: str = ""
@@ -109,7 +110,8 @@ def open_fifo(props: Props) -> None:
 
 
 def read_fifo(props: Props) -> None:
-    os.read(os.open(props.fifo, os.O_RDWR), 1)
+    # One of its own: opened for writing, it would let somebody else's open() go on.
+    os.read(os.open(props.other_fifo, os.O_RDWR), 1)
 
 
 def receive_from_silence(props: Props) -> None:

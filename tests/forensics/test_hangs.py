@@ -40,7 +40,7 @@ EXPECTED: dict[str, tuple[Name, tuple[str, ...]]] = {
     "sleep_for_ever": (Name.SLEEPING, ("sleep_for_ever",)),
     "read_empty_pipe": (Name.WAITING_FOR_IO, ("a pipe", "read_empty_pipe")),
     "open_fifo": (Name.WAITING_FOR_IO, ("/a.fifo to be opened", "open_fifo")),
-    "read_fifo": (Name.WAITING_FOR_IO, ("/a.fifo", "read_fifo")),
+    "read_fifo": (Name.WAITING_FOR_IO, ("/b.fifo", "read_fifo")),
     "receive_from_silence": (Name.WAITING_FOR_IO, ("tcp 127.0.0.1:", "receive_from_silence")),
     "receive_with_timeout": (Name.WAITING_FOR_IO, ("tcp 127.0.0.1:", "receive_with_timeout")),
     "lock_file": (Name.WAITING_FOR_IO, ("the lock on", "/a.lock", f"process {os.getpid()}", "has locked")),
@@ -65,13 +65,15 @@ def loader_of(dataset: Hanging, method: str, **more: Any) -> holdfast.DataLoader
 
 @contextmanager
 def props_in(folder: Path) -> Iterator[Props]:
-    """A listener that never answers, a FIFO that nobody opens, a file that is locked, a native library."""
-    os.mkfifo(folder / "a.fifo")
+    """A listener that never answers, two FIFOs that nobody opens, a file that is locked, a native library."""
+    fifos = [str(folder / "a.fifo"), str(folder / "b.fifo")]
+    for fifo in fifos:
+        os.mkfifo(fifo)
     with socket.create_server(("127.0.0.1", 0)) as listener, open(folder / "a.lock", "w") as locked:
         fcntl.flock(locked, fcntl.LOCK_EX)
         library = compile_library(folder) if COMPILER else ""
         debugger = compile_debugger(folder) if COMPILER else ""
-        yield Props(listener.getsockname()[1], str(folder / "a.fifo"), str(folder / "a.lock"), library, debugger)
+        yield Props(listener.getsockname()[1], *fifos, str(folder / "a.lock"), library, debugger)
 
 
 @pytest.fixture(scope="module", params=("fork", "spawn"))
@@ -108,6 +110,12 @@ def test_the_python_stack_is_there_unless_the_worker_is_stopped(hung: dict[str, 
     assert incident.evidence.seen is not None
     assert incident.evidence.seen.stack_answered
     assert name in incident.stack
+
+
+@pytest.mark.parametrize("name", ["lock_twice", "sleep_for_ever", "spin_on_one_line"])
+def test_a_stack_that_did_not_change_is_told_once(hung: dict[str, Incident], name: str) -> None:
+    """However often it was looked at."""
+    assert hung[name].stack.count(f"in {name}\n") == 1
 
 
 def test_looking_takes_little_time(hung: dict[str, Incident]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from holdfast._capture import blackbox
+from holdfast._capture import blackbox, stacks
 from holdfast._capture.blackbox import BlackBox
 from holdfast._forensics import hanging
 from holdfast._system import memory
@@ -55,3 +55,25 @@ def test_a_late_worker_is_condemned_with_what_was_seen(late: BlackBox, monkeypat
 def test_a_worker_that_got_on_while_it_was_looked_at_is_spared(late: BlackBox, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next sample would pay for the last one."""
     assert looked_at(late, monkeypatch, lambda: late.fetch(2)) is None
+
+
+@pytest.mark.parametrize(
+    ("again", "moved"),
+    [
+        ("a.py, line 1 in f\nb.py, line 2 in g\nc.py, line 3 in h", False),
+        ("a.py, line 1 in f\nb.py, line 2 in g", False),
+        ("a.py, line 1 in f\nb.py, li", False),
+        ("a.p", False),
+        ("", False),
+        ("a.py, line 9 in f\nb.py, line 2 in g\nc.py, line 3 in h", True),
+        ("a.py, line 9 in f", True),
+        ("a.py, line 1 in f\nb.py, line 5 in g\nc.py, line 3 in h", True),
+        ("b.py, line 2 in g\nc.py, line 3 in h", True),
+    ],
+)
+def test_a_stack_that_is_cut_short_has_not_moved(again: str, moved: bool) -> None:
+    """A worker that was without a processor while it wrote is not one that gets on."""
+    frames = "a.py, line 1 in f\nb.py, line 2 in g\nc.py, line 3 in h"
+
+    assert stacks.differ(frames, again) is moved
+    assert stacks.differ(again, frames) is moved

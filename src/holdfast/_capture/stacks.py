@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import re
 import signal
 import time
 import traceback
@@ -19,6 +20,7 @@ SIZE = 0  # the file grows as it is written
 _MOST_BYTES = 1 << 20
 _MOST_FRAMES = 100
 _ANSWER_S = 0.3
+_HEADER = re.compile(r"^(?=(?:Current thread|Thread) 0x)", re.MULTILINE)
 # Fatal as well, but not among those that faulthandler.enable() minds.
 _MORE_SIGNALS = (signal.SIGTRAP, signal.SIGSYS)
 
@@ -69,7 +71,25 @@ def take(pid: int, fd: int) -> str:
     return ""
 
 
+def without_repeats(text: str) -> str:
+    """Stacks that were written more than once, once: where it was the last time."""
+    blocks = [block.strip() for block in _HEADER.split(text) if block.strip()]
+    return "\n\n".join(reversed(dict.fromkeys(reversed(blocks))))
+
+
 def current_thread(dump: str) -> str:
     """The frames of the thread that answered."""
     _, _, after = dump.rpartition("Current thread ")
     return after.partition("\n\n")[0].partition("\n")[2]
+
+
+def differ(frames: str, again: str) -> bool:
+    """Whether two stacks of a thread are of different places. Either may be cut short: on a busy machine a worker may
+    be without a processor in the middle of writing, for longer than anybody waits."""
+    one, other = frames.splitlines(), again.splitlines()
+    shared = min(len(one), len(other))
+    if not shared:
+        return False
+    if one[: shared - 1] != other[: shared - 1]:
+        return True
+    return not (one[shared - 1].startswith(other[shared - 1]) or other[shared - 1].startswith(one[shared - 1]))

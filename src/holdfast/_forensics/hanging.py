@@ -108,23 +108,21 @@ def _follow(pid: int, stack_fd: int, dump: str) -> tuple[bool | None, tuple[str,
     """Whether a busy worker gets on in Python, and in which code its main thread is found."""
     maps = Maps(pid)
     places: list[str] = []
+    for address, stack_pointer in threads.sample_registers(pid, _SAMPLES, _SAMPLE_PAUSE_S):
+        place = maps.place(address)
+        if place.startswith(_PLAIN_LIBRARIES):  # memcpy and its like: whoever called it is of interest
+            place = next(iter(_foreign(threads.code_on_stack(pid, stack_pointer, maps))), place)
+        if place:
+            places.append(place)
     frames = stacks.current_thread(dump)
     moved: bool | None = None
-    for _ in range(_SAMPLES):
-        found = threads.registers(pid)
-        if found is not None:
-            place = maps.place(found[0])
-            if place.startswith(_PLAIN_LIBRARIES):  # memcpy and its like: whoever called it is of interest
-                place = next(iter(_foreign(threads.code_on_stack(pid, found[1], maps))), place)
-            if place:
-                places.append(place)
-        if frames and not moved:
-            again = stacks.current_thread(stacks.take(pid, stack_fd))
-            if not again:
-                frames = ""  # it does not answer any more: nobody waits for that again
-            else:
-                moved = again != frames
-        time.sleep(_SAMPLE_PAUSE_S)
+    for _ in range(_SAMPLES if frames else 0):
+        again = stacks.current_thread(stacks.take(pid, stack_fd))
+        if not again:
+            break  # it does not answer any more: nobody waits for that again
+        moved = stacks.differ(frames, again)
+        if moved:
+            break
     return moved, tuple(places)
 
 

@@ -1,8 +1,8 @@
 """The threads of another process, as the kernel shows them: what each waits for, or where its code runs.
 
 Reads   /proc/PID, its memory; registers through ptrace, of a process that is about to be ended.
-Writes  nothing there. `registers` stops a thread for less than a millisecond.
-Never   waits: a thread that does not stop is left alone.
+Writes  nothing there. `sample_registers` stops a thread for less than a millisecond at a time.
+Never   waits for long: a thread that does not stop is left alone.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from holdfast._system import calls, descriptors
 _MOST_THREADS = 32
 _MOST_POLLED = 8
 _STACK_BYTES = 4096
-_PTRACE_DETACH, _PTRACE_GETREGSET, _PTRACE_SEIZE, _PTRACE_INTERRUPT = 17, 0x4204, 0x4206, 0x4207
+_PTRACE_CONT, _PTRACE_DETACH = 7, 17
+_PTRACE_GETREGSET, _PTRACE_SEIZE, _PTRACE_INTERRUPT = 0x4204, 0x4206, 0x4207
 _NT_PRSTATUS = 1
 _IP_AND_SP = {"x86_64": (16, 19), "aarch64": (32, 31)}.get(os.uname().machine if hasattr(os, "uname") else "")
-_STOP_PATIENCE_S = 0.02
+_STOP_PATIENCE_S = 0.4  # for all samples together
 _PRIVATE_FUTEX = 128  # not set where other processes may wake
 
 
@@ -205,38 +206,46 @@ def code_on_stack(pid: int, stack_pointer: int, maps: Maps) -> list[str]:
     return [place for word in words if word > 4096 and (place := maps.place(word))]
 
 
-def registers(thread: int) -> tuple[int, int] | None:
-    """Instruction and stack pointer of a thread that runs; None where we may not know. Only before it is killed."""
+def sample_registers(thread: int, count: int, pause_s: float) -> list[tuple[int, int]]:
+    """Instruction and stack pointer of a thread that runs, some times over; only before it is killed.
+
+    Fewer, or none, where we may not know, or where it does not stop in time: on a busy machine it must first be given a
+    processor to stop on.
+    """
     if _IP_AND_SP is None:
-        return None
+        return []
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
     libc.ptrace.restype = ctypes.c_long
     if libc.ptrace(_PTRACE_SEIZE, thread, None, None) != 0:
-        return None
-    try:
-        if libc.ptrace(_PTRACE_INTERRUPT, thread, None, None) != 0 or not _has_stopped(thread):
-            return None
+        return []
+    deadline = time.monotonic() + _STOP_PATIENCE_S
+    found: list[tuple[int, int]] = []
+    for number in range(count):
+        if libc.ptrace(_PTRACE_INTERRUPT, thread, None, None) != 0 or not _has_stopped(thread, deadline):
+            break
         room = (ctypes.c_uint64 * 40)()
         vector = (ctypes.c_size_t * 2)(ctypes.addressof(room), ctypes.sizeof(room))
-        if libc.ptrace(_PTRACE_GETREGSET, thread, _NT_PRSTATUS, ctypes.addressof(vector)) != 0:
-            return None
-        return room[_IP_AND_SP[0]], room[_IP_AND_SP[1]]
-    finally:
-        libc.ptrace(_PTRACE_DETACH, thread, None, None)
+        if libc.ptrace(_PTRACE_GETREGSET, thread, _NT_PRSTATUS, ctypes.addressof(vector)) == 0:
+            found.append((room[_IP_AND_SP[0]], room[_IP_AND_SP[1]]))
+        if number < count - 1:
+            libc.ptrace(_PTRACE_CONT, thread, None, None)
+            time.sleep(pause_s)
+    libc.ptrace(_PTRACE_DETACH, thread, None, None)
+    return found
 
 
-def _has_stopped(thread: int) -> bool:
-    deadline = time.monotonic() + _STOP_PATIENCE_S
-    while time.monotonic() < deadline:
+def _has_stopped(thread: int, deadline: float) -> bool:
+    while True:
         try:
             # Without WEXITED: its end, should it come now, stays there for whoever reaps it.
             if os.waitid(os.P_PID, thread, os.WSTOPPED | os.WNOHANG) is not None:
                 return True
         except ChildProcessError:
             return False
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.0005)
-    return False
 
 
 def _read(path: str) -> str:

@@ -238,13 +238,15 @@ class Exchange:
             in_hand = InHand(Stage.AT_WORK, -1, -1, in_hand.seconds)
         elif worker.hung:
             in_hand = InHand(in_hand.stage, in_hand.batch, in_hand.position, worker.seconds)
+        stack = stacks.read(worker.stack_fd)
         return r.WorkerExited(
             worker.slot,
             worker.incarnation,
             worker.pid,
             Exit() if worker.lost else Exit.from_wait_status(worker.status or 0),
             in_hand,
-            stack=(_SCRIBBLED if worker.channel.garbled else "") + stacks.read(worker.stack_fd),
+            stack=(_SCRIBBLED if worker.channel.garbled else "")
+            + (stacks.without_repeats(stack) if worker.hung else stack),
             evidence=self._evidence(worker),
             hung=worker.hung,
             recycled=_why_recycled(worker),
