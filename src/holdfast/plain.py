@@ -15,6 +15,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from holdfast.crashes import CrashRecord
 from holdfast.evidence import Evidence
 from holdfast.incident import Decision, Exit, Failure, Incident, IncidentKind, InHand, Stage
@@ -181,8 +183,6 @@ def _of_evidence(evidence: Evidence) -> dict[str, Any]:
 
 
 def _builtins(value: Any) -> Any:
-    import msgspec
-
     return _listed(msgspec.to_builtins(value, enc_hook=plain))
 
 
@@ -194,6 +194,4 @@ def _listed(value: Any) -> Any:
 
 
 def _convert(value: Any, kind: Any) -> Any:
-    import msgspec
-
     return msgspec.convert(value, kind)

@@ -8,6 +8,7 @@ Never   blocks or fails the job, or keeps more than `queue` incidents: where nob
 from __future__ import annotations
 
 import difflib
+import encodings.idna  # noqa: F401  # what looking up a host would import later
 import functools
 import http.client
 import json
@@ -23,7 +24,10 @@ from typing import Any
 from holdfast._forensics.courier import Courier
 from holdfast._forensics.job import Job, this_job
 from holdfast.incident import Incident
+from holdfast.plain import of_incident
 from holdfast.verdicts import Name
+
+# All that the thread needs is imported here: a fork in the middle of an import leaves the child half a module.
 
 log = logging.getLogger("holdfast")
 
@@ -151,7 +155,7 @@ def sentence(incident: Incident, job: Job) -> str:
 
 
 def _body(incident: Incident, job: Job) -> bytes:
-    told = {name: _short(value) for name, value in incident.to_dict().items()}
+    told = {name: _short(value) for name, value in of_incident(incident).items()}
     return json.dumps(told | {"text": sentence(incident, job), "job": asdict(job)}).encode("ascii")
 
 

@@ -28,7 +28,7 @@ _OFF = {"0", "off", "no", "false"}
 _CAPACITY = 1000
 _AT_ONCE = 25  # rows of one transaction: a fork waits for it
 _WRITE_S = 10.0
-_FORK_WAIT_S = 0.25
+_FORK_WAIT_S = 1.0
 _LONGEST_TEXT = 64 * 1024
 _NETWORK = (
     "nfs",
@@ -175,11 +175,16 @@ _told = False
 def _write(posted: Sequence[tuple[Incident, Job]]) -> None:
     _fork.watch()
     try:
-        with _fork:
-            from holdfast._forensics.journal_file import JournalFile
+        with _fork:  # an import that a fork interrupts is never finished in the child
+            import json  # noqa: F401
+            import secrets  # noqa: F401
 
-            rows = _rows(posted)
-            where = path()
+            import psutil  # noqa: F401
+
+            from holdfast import plain, tables  # noqa: F401
+            from holdfast._forensics.journal_file import JournalFile
+        rows = _rows(posted)
+        where = path()
         file = JournalFile(where, size_bytes=_size_bytes(), shared=_is_network(where))
         file.write(rows, deadline_s=_WRITE_S, gate=_fork)
     except Exception as error:
