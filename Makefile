@@ -24,7 +24,7 @@ setup: $(STAMP)  ## make .venv with everything in it (again only when the requir
 $(STAMP): pyproject.toml constraints.txt $(RECORDER)
 	@echo "setup: installing into $(VENV), this may take some minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -qq -e '.[torch,demo,dev]' -c constraints.txt
+	@$(BIN)/python -m pip install -qq -e '.[torch,forensics,demo,dev]' -c constraints.txt
 	@touch $@
 
 lint: setup  ## ruff check, ruff format --check, mypy

@@ -1,17 +1,39 @@
-"""Builds the fatal-signal recorder, where there is a C compiler; everything else stands in pyproject.toml.
+"""Builds the fatal-signal recorder, where there is a C compiler, and brings the pages of `holdfast explain` along.
 
-Reads   the platform.
-Writes  one extension for all Pythons from 3.10 on (the limited API).
+Reads   the platform; docs/crashes.
+Writes  one extension for all Pythons from 3.10 on (the limited API), and holdfast/explanations.
 Never   fails for want of a compiler: the package then works without crash records.
 """
 
 import sys
 import sysconfig
+from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 # A free-threaded Python knows no limited API: there the extension serves that one version.
 ABI3 = not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+
+class BuildWithPages(build_py):
+    """Copies docs/crashes into the package: one source for the web, the checkout and `holdfast explain`."""
+
+    def run(self) -> None:
+        super().run()
+        for page, target in self._pages():
+            self.mkpath(str(target.parent))
+            self.copy_file(str(page), str(target))
+
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+        return [*super().get_outputs(include_bytecode), *(str(target) for _, target in self._pages())]
+
+    def _pages(self) -> list[tuple[Path, Path]]:
+        if self.editable_mode:
+            return []  # a checkout reads them where they lie
+        shelf = Path(self.build_lib) / "holdfast" / "explanations"
+        return [(page, shelf / page.name) for page in sorted(Path("docs/crashes").glob("*.md"))]
+
 
 recorder = Extension(
     "holdfast._capture._recorder",
@@ -19,6 +41,7 @@ recorder = Extension(
     depends=["src/holdfast/_capture/recorder.h"],
     define_macros=[("Py_LIMITED_API", "0x030A0000")] if ABI3 else [],
     extra_compile_args=["-std=c11", "-Wall", "-Wextra"],
+    libraries=["dl"],  # a library of its own before glibc 2.34
     # Bound when it is loaded: in the handler the dynamic linker must have nothing left to do.
     extra_link_args=["-Wl,-z,now"],
     py_limited_api=ABI3,
@@ -26,6 +49,7 @@ recorder = Extension(
 )
 
 setup(
+    cmdclass={"build_py": BuildWithPages},
     ext_modules=[recorder] if sys.platform == "linux" else [],
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if ABI3 else {},
 )

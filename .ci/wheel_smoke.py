@@ -7,6 +7,7 @@ Never   the checkout.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -31,6 +32,10 @@ def main() -> None:
     missing = [name for name in expected if not (installed.parent / name).is_file()]
     assert not missing, f"the wheel lacks {missing}; add them to the packages or package data in pyproject.toml"
     assert version("holdfast") == holdfast.__version__
+
+    command = Path(sys.executable).with_name("holdfast")
+    listed = subprocess.run([command, "explain"], check=True, capture_output=True, text=True).stdout
+    assert "null-pointer" in listed, f"`holdfast explain` lists no verdicts: {listed!r}"
 
     batches = list(holdfast.DataLoader(Squares(), batch_size=8, num_workers=2))
 

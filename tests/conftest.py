@@ -1,12 +1,14 @@
 """What every test gets: the leak check, and Hypothesis without a clock.
 
 Reads   the outcome of each test, and what `leak_check` finds after it.
-Writes  a failure that names what leaked.
+Writes  a failure that names what leaked; the journal, in a temporary folder and never the user's own.
 Never   anything a test could come to depend on.
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Generator, Iterator
 
 import hypothesis
@@ -21,8 +23,16 @@ hypothesis.settings.register_profile("holdfast", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("holdfast")
 
 
+_journal = tempfile.TemporaryDirectory(prefix="holdfast-tests-", ignore_cleanup_errors=True)
+
+
 def pytest_configure() -> None:
     leak_check.adopt_orphans()
+    os.environ["HOLDFAST_HOME"] = _journal.name  # of workers and programs, too: they inherit it
+
+
+def pytest_unconfigure() -> None:
+    _journal.cleanup()
 
 
 @pytest.hookimpl(wrapper=True)

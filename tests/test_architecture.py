@@ -18,19 +18,24 @@ import pytest
 
 HOUSE = Path(__file__).parents[1] / "src" / "holdfast"
 ROWS = (
-    {"records", "incident", "evidence", "verdicts", "crashes", "errors", "settings", "statistics"},
+    {
+        *("records", "incident", "evidence", "verdicts", "crashes", "plain", "tables", "quantities", "limits"),
+        *("errors", "settings", "statistics"),
+    },
     {"_system", "_capture"},
     {"_fleet", "_transport", "_worker", "_forensics", "_metrics", "share"},
     {"engines"},
     {"loader", "pool", "graph"},
     {"dashboard", "testing", "doctor"},
-    {"cli", "__main__"},
+    {"cli"},
+    {"__main__"},
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
 ALLOWED_SIDEWAYS = {("_worker", "_transport")}
 PURE = {
-    *("_fleet/machine.py", "_fleet/policy.py", "_forensics/verdict.py", "_metrics/fold.py"),
+    *("_fleet/machine.py", "_fleet/policy.py", "_fleet/growth.py", "_forensics/verdict.py", "_metrics/fold.py"),
     *(f"_forensics/rules/{name}.py" for name in ("aborts", "faults", "hangs", "instructions", "kills", "python")),
+    *("_forensics/rules/starts.py", "_forensics/frames.py"),
 }
 IMPURE = {
     *("os", "io", "pathlib", "signal", "time", "mmap", "ctypes", "psutil", "torch", "numpy"),

@@ -1,6 +1,6 @@
 """Holds the documents to the code: their Python blocks run, their links lead somewhere, their tables are complete.
 
-Reads   README.md, ARCHITECTURE.md, CONTRIBUTING.md and docs/*.md.
+Reads   README.md, ARCHITECTURE.md, CONTRIBUTING.md and docs/.
 Writes  nothing; each document's blocks run in one namespace, in a process of their own.
 Never   a block after a comment `<!-- not run: reason -->`.
 """
@@ -17,10 +17,17 @@ from pathlib import Path
 import pytest
 
 from holdfast.settings import FaultPolicy
+from holdfast.verdicts import Name, Verdict
 
 ROOT = Path(__file__).parents[1]
 RUNNABLE = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-DOCUMENTS = [*RUNNABLE, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]
+CRASHES = ROOT / "docs" / "crashes"
+DOCUMENTS = [
+    *RUNNABLE,
+    *(ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"),
+    *sorted((ROOT / "docs" / "design").glob("*.md")),
+    *sorted(CRASHES.glob("*.md")),
+]
 FENCE = re.compile(r"^```(\w*)$")
 NOT_RUN = re.compile(r"^<!-- not run: \S.* -->$")
 LINK = re.compile(r"\[[^\]]+\]\(([^)#]+)(?:#[^)]*)?\)")
@@ -94,6 +101,22 @@ def test_links_lead_somewhere(path):
     targets = [link for link in LINK.findall(path.read_text(encoding="utf-8")) if "://" not in link]
 
     assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("name", Name)
+def test_every_verdict_has_its_page(name):
+    """What one sees, why, what to do, how sure it is; error messages lead there."""
+    page = (CRASHES / f"{name.value}.md").read_text()
+
+    headings = [line for line in page.splitlines() if line.startswith("#")]
+    assert headings[0].startswith("# ")
+    assert len(headings) >= 4
+    assert Verdict(name, "").page == f"docs/crashes/{name.value}.md"
+
+
+def test_every_page_is_about_a_verdict():
+    """None is left of a verdict that has another name now."""
+    assert {path.stem for path in CRASHES.glob("*.md")} == {name.value for name in Name}
 
 
 def test_readme_has_every_option_with_its_default():

@@ -18,9 +18,10 @@ import pytest
 
 import holdfast
 from holdfast import errors
-from holdfast.incident import Exit, Failure, Incident, IncidentKind, InHand, Stage, first_line, plain
+from holdfast.incident import Exit, Failure, Incident, IncidentKind, InHand, Stage, first_line
 from holdfast.loader.ledger import Quarantine, StreamIndex
 from holdfast.loader.raising import note, rebuilt
+from holdfast.plain import plain
 from holdfast.statistics import SlotStatistics, Statistics
 
 PACKAGE = Path(holdfast.__file__).parent

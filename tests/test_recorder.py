@@ -7,6 +7,7 @@ Never   installs the recorder in the process that runs the tests.
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import errno
 import faulthandler
@@ -123,14 +124,15 @@ def unsafe_calls(source: str, start: str = "on_fatal_signal") -> set[str]:
         for called in re.findall(r"\b([A-Za-z_]\w*)\s*\(", bodies[name]):
             if called in bodies:
                 waiting.append(called)
-            elif called not in SAFE | NO_CALLS and not called.startswith("__atomic_"):
+            elif called not in SAFE | NO_CALLS and not called.startswith(("__atomic_", "__builtin_ia32_")):
                 unsafe.add(called)
     return unsafe
 
 
-def test_the_handler_calls_only_what_is_async_signal_safe():
+@pytest.mark.parametrize("handler", ["on_fatal_signal", "on_ending_signal"])
+def test_a_handler_calls_only_what_is_async_signal_safe(handler):
     """It may have interrupted anything: malloc, the dynamic linker, Python."""
-    assert unsafe_calls(SOURCE.read_text()) == set()
+    assert unsafe_calls(SOURCE.read_text(), handler) == set()
 
 
 @pytest.mark.parametrize(
@@ -468,17 +470,113 @@ def test_a_thread_waits_when_another_one_is_recording(box):
 
 
 @needs_recorder
-def test_a_stack_overflow_in_another_thread_kills_without_a_record(box):
-    """It has no second stack to record on; the signal is right all the same."""
+def test_a_stack_overflow_of_a_thread_is_recorded_when_python_started_it(box):
+    """It is given a second stack when it begins."""
 
     def overflow() -> None:
-        code = page(CODE["recurse"])
-        thread = threading.Thread(target=run, args=(code,))
+        thread = threading.Thread(target=run, args=(page(CODE["recurse"]),))
         thread.start()
         thread.join()
 
     assert box.dies(overflow) == -signal.SIGSEGV
+    assert box.record is not None
+    assert box.record.thread != box.record.pid
+    assert "run" in box.stack
+
+
+@needs_recorder
+def test_a_stack_overflow_kills_without_a_record_when_the_thread_has_no_second_stack(box):
+    """As threads that native code starts; the signal is right all the same, and it is known that it could be seen."""
+
+    def overflow() -> None:
+        _thread.start_new_thread(run, (page(CODE["recurse"]),))
+        time.sleep(30)  # until it dies; ends by itself if it does not
+
+    assert box.dies(overflow) == -signal.SIGSEGV
     assert box.record is None
+    assert crash.could_record(box.box)
+
+
+@needs_recorder
+def test_second_stacks_go_with_their_threads(box):
+    """A thousand threads leave about as many maps as none; kept, they would be two thousand."""
+
+    def start_many() -> None:
+        def lines() -> int:
+            return len(Path("/proc/self/maps").read_text().splitlines())
+
+        before = lines()
+        for _ in range(1000):
+            thread = threading.Thread(target=int)
+            thread.start()
+            thread.join()
+        os._exit(7 if lines() < before + 500 else 8)
+
+    assert box.dies(start_many) == 7
+
+
+@needs_recorder
+def test_threads_are_as_they_were_when_a_second_stack_is_added(box):
+    """Their exceptions, and their names, are their own; one that nobody joins is no leak."""
+
+    def start() -> None:
+        raised: list[object] = []
+        threading.excepthook = raised.append
+        thread = threading.Thread(target=lambda: 1 / 0, name="divider")
+        thread.start()
+        thread.join()
+        (hook,) = raised
+        known = hook.exc_type is ZeroDivisionError and hook.thread is thread and thread.name == "divider"
+        crash._mind_threads()  # a second time changes nothing
+        os._exit(7 if known and not hasattr(threading.Thread._bootstrap_inner.__wrapped__, "__wrapped__") else 8)
+
+    assert box.dies(start) == 7
+
+
+@needs_recorder
+def test_nobody_could_record_when_there_was_no_recorder(box):
+    """Then a death without a record says nothing."""
+    assert not crash.could_record(box.box)
+
+
+@needs_recorder
+@pytest.mark.parametrize("heard", [True, False])
+def test_the_c_librarys_message_is_recorded(box, heard, capfd):
+    """Where standard error is closed, too: it keeps a copy for debuggers."""
+
+    def free_twice() -> None:
+        if not heard:
+            os.close(2)
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype = ctypes.c_void_p
+        block = ctypes.c_void_p(libc.malloc(ctypes.c_size_t(64 << 10)))
+        libc.free(block)
+        libc.free(block)
+
+    assert box.dies(free_twice) == -signal.SIGABRT
+    assert box.record is not None
+    assert "double free" in box.record.message
+    assert ("double free" in capfd.readouterr().err) == heard
+
+
+@needs_recorder
+def test_there_is_no_message_when_nobody_said_anything(box):
+    """abort() alone is silent."""
+    assert box.dies(os.abort) == -signal.SIGABRT
+    assert box.record is not None
+    assert box.record.message == ""
+
+
+@needs_recorder
+def test_the_room_in_shared_memory_is_recorded_at_a_bus_error(box):
+    """As it was at that moment: what the dying process holds is free a moment later."""
+    assert box.dies(lambda: crashes.read_truncated_file(lambda *_, **__: None)) == -signal.SIGBUS
+    assert box.record is not None
+    assert box.record.code_name == "BUS_ADRERR"
+    if Path("/dev/shm").is_dir():
+        room = os.statvfs("/dev/shm")
+        assert box.record.shared_bytes == room.f_blocks * room.f_frsize
+        assert box.record.shared_free_bytes is not None
 
 
 class AlternateStack(ctypes.Structure):
@@ -602,3 +700,118 @@ def test_there_are_no_regions_when_no_descriptor_is_left(box):
     assert box.record is not None
     assert box.record.instruction.startswith(CODE["load"])
     assert (box.record.regions, box.record.possible_return_addresses) == ((), ())
+
+
+# ---------------------------------------------------------------- signals that others send to end it
+
+ENDINGS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGXCPU")
+
+
+def send_default(name: str) -> Callable[[], None]:
+    """As it comes to a worker, whose SIGINT is at its default as well."""
+
+    def act() -> None:
+        signal.signal(signal.Signals[name], signal.SIG_DFL)
+        crash.reinstall()
+        os.kill(os.getpid(), signal.Signals[name])
+
+    return act
+
+
+@needs_recorder
+@pytest.mark.parametrize("name", ENDINGS)
+def test_the_sender_of_an_ending_signal_is_noted(box, name):
+    """And the process dies of it, as it would have."""
+    code = box.dies(send_default(name))
+
+    assert code == -signal.Signals[name]
+    assert box.record is not None
+    assert (box.record.signal_name, box.record.code_name) == (name, "SI_USER")
+    assert box.record.sender_pid == box.record.pid
+    assert box.record.sender_uid == os.getuid()
+    assert crash.sender_of(box.box) == box.record.pid
+
+
+@needs_recorder
+def test_an_alarm_has_no_sender(box):
+    """The kernel's own timer went off."""
+    signalled = box.dies(lambda: (signal.setitimer(signal.ITIMER_REAL, 0.01), signal.pause()))
+
+    assert signalled == -signal.SIGALRM
+    assert box.record is not None
+    assert box.record.sender_pid is None
+    assert not box.record.is_sent
+
+
+@needs_recorder
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_handler_of_the_users_never_meets_us(box, when):
+    """Python's signal.signal, before the recorder came or later: it is called, and nothing is recorded."""
+
+    def act() -> None:
+        got = []
+        signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
+        if when == "before":
+            crash.reinstall()
+        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(7 if got == [signal.SIGTERM] else 8)
+
+    assert box.dies(act) == 7
+    assert box.record is None
+
+
+@needs_recorder
+def test_a_signal_that_is_ignored_stays_ignored(box):
+    """Also after a reinstall."""
+
+    def act() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        crash.reinstall()
+        os.kill(os.getpid(), signal.SIGHUP)
+        os._exit(7)
+
+    assert box.dies(act) == 7
+    assert box.record is None
+
+
+@needs_recorder
+def test_python_still_calls_it_the_default(box):
+    """Who saves the handler to put it back later puts back the default."""
+
+    def act() -> None:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        crash.reinstall()
+        os._exit(7 if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL else 8)
+
+    assert box.dies(act) == 7
+
+
+@needs_recorder
+def test_who_waits_for_a_signal_gets_it(box):
+    """sigwait takes a blocked signal before any handler is asked."""
+
+    def act() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(7 if signal.sigwait([signal.SIGTERM]) == signal.SIGTERM else 8)
+
+    assert box.dies(act) == 7
+    assert box.record is None
+
+
+@needs_recorder
+def test_a_program_that_a_worker_starts_dies_of_sigterm_without_a_record(box):
+    """A fork of it as well: the box is the worker's."""
+
+    def act() -> None:
+        crash.reinstall()
+        fork = os.fork()
+        if fork == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        program = subprocess.Popen(["sleep", "60"])
+        program.terminate()
+        ended = (os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]), program.wait())
+        os._exit(7 if ended == (-signal.SIGTERM, -signal.SIGTERM) else 8)
+
+    assert box.dies(act) == 7
+    assert box.record is None

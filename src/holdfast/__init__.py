@@ -15,6 +15,7 @@ _HOMES = {
     "Incident": "holdfast.incident",
     "IncidentKind": "holdfast.incident",
     "Statistics": "holdfast.statistics",
+    "Webhook": "holdfast._forensics.alerts",
     "HoldfastError": "holdfast.errors",
     "ForkedLoaderError": "holdfast.errors",
     "TooManyFaultsError": "holdfast.errors",
@@ -32,12 +33,14 @@ __all__ = [
     "IncidentKind",
     "Statistics",
     "TooManyFaultsError",
+    "Webhook",
     "WorkerCrashedError",
     "WorkerHungError",
     "WorkerStartError",
 ]
 
 if TYPE_CHECKING:
+    from holdfast._forensics.alerts import Webhook
     from holdfast.errors import (
         ForkedLoaderError,
         HoldfastError,

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import signal as _signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 SI_KERNEL = 0x80
+SIGABRT, SIGBUS, SIGSEGV = int(_signal.SIGABRT), int(_signal.SIGBUS), int(_signal.SIGSEGV)
 _PAGE_FAULT = 14  # x86-64's trap number
+_DELETED = " (deleted)"
+_NO_FILES = ("/dev/zero", "/dev/shm/", "/memfd:", "/SYSV", "/anon_hugepage")  # how maps show shared memory
 _SENT = {0: "SI_USER", -1: "SI_QUEUE", -2: "SI_TIMER", -3: "SI_MESGQ", -4: "SI_ASYNCIO", -5: "SI_SIGIO", -6: "SI_TKILL"}
 _CODES: Mapping[int, tuple[str, ...]] = {  # from 1 on
     int(_signal.SIGSEGV): (
@@ -48,6 +51,22 @@ class Region:
     def executable(self) -> bool:
         return "x" in self.permissions
 
+    @property
+    def file(self) -> str:
+        """The path of the file that it shows; empty for memory without one, shared memory included."""
+        path = self.path.removesuffix(_DELETED)
+        return "" if not path.startswith("/") or path.startswith(_NO_FILES) else path
+
+    @property
+    def deleted(self) -> bool:
+        """Whether its file has no name any more, or another file has it."""
+        return self.path.endswith(_DELETED)
+
+    @property
+    def special(self) -> str:
+        """«[heap]», «[stack]», «[vdso]»; empty for all others."""
+        return self.path if self.path.startswith("[") else ""
+
 
 @dataclass(frozen=True)
 class CrashRecord:
@@ -76,7 +95,10 @@ class CrashRecord:
     stack: bytes = b""  # at stack_address, which is above the stack pointer if that was not mapped
     return_addresses: tuple[int, ...] = ()  # along the frame pointers: right where code keeps them
     possible_return_addresses: tuple[int, ...] = ()  # words on the stack that point into code, stale ones among them
-    regions: tuple[Region, ...] = ()  # what the addresses above lie in, or right below
+    regions: tuple[Region, ...] = ()  # what the addresses above lie in, or right below; lowest first
+    message: str = ""  # what the C library said before it called abort()
+    shared_free_bytes: int | None = None  # of SIGBUS: what /dev/shm had at that moment
+    shared_bytes: int | None = None  # its size
 
     @property
     def signal_name(self) -> str:
@@ -120,14 +142,25 @@ class CrashRecord:
                 return region
         return None
 
+    def region_above(self, address: int) -> Region | None:
+        """The next one that is mapped, right above an address that is not."""
+        return next((region for region in self.regions if region.start > address), None)
+
+    def region_below(self, address: int) -> Region | None:
+        return next((region for region in reversed(self.regions) if region.end <= address), None)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values only; addresses and bytes in hexadecimal, as every other tool prints them."""
         return {
             "signal": self.signal_name,
+            "signal_number": self.signal,
             "code": self.code_name,
+            "code_number": self.code,
             "pid": self.pid,
             "thread": self.thread,
             "thread_name": self.thread_name,
+            "time_ns": self.time_ns,
+            "error": self.error,
             "address": _hex(self.address),
             "access": self.access,
             "sender_pid": self.sender_pid,
@@ -150,7 +183,29 @@ class CrashRecord:
                 | {"offset": _hex(r.offset), "path": r.path}
                 for r in self.regions
             ],
+            "message": self.message,
+            "shared_free_bytes": self.shared_free_bytes,
+            "shared_bytes": self.shared_bytes,
         }
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> CrashRecord:
+        """The record of `to_dict`; names that a newer version tells are passed over."""
+        known = {f.name for f in fields(cls)} - {"signal", "code"}
+        values = {name: value for name, value in told.items() if name in known}
+        for name in ("address", "instruction_pointer", "stack_pointer", "stack_address"):
+            if values.get(name) is not None:
+                values[name] = int(values[name], 16)
+        for name in ("instruction", "before", "stack"):
+            values[name] = bytes.fromhex(values.get(name, ""))
+        for name in ("return_addresses", "possible_return_addresses"):
+            values[name] = tuple(int(value, 16) for value in values.get(name, ()))
+        values["registers"] = {name: int(value, 16) for name, value in values.get("registers", {}).items()}
+        values["regions"] = tuple(
+            Region(int(r["start"], 16), int(r["end"], 16), r["permissions"], int(r["offset"], 16), r["path"])
+            for r in values.get("regions", ())
+        )
+        return cls(signal=told["signal_number"], code=told["code_number"], **values)
 
 
 def _hex(value: int | None) -> str | None:

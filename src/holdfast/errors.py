@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from holdfast.incident import Incident, IncidentKind, first_line
 
 _MOST_REMEDIES = 2
+_MOST_FACTS = 3
 _OWN_FOLDER = os.path.dirname(__file__)
 
 
@@ -28,6 +29,10 @@ class WorkerCrashedError(HoldfastError, RuntimeError):
     def __init__(self, message: str, incident: Incident | None = None) -> None:
         super().__init__(message)
         self.incident = incident
+
+    def _repr_html_(self) -> str | None:
+        """For a notebook that shows the error as a value; one that is raised it prints as text."""
+        return self.incident._repr_html_() if self.incident is not None else None
 
     def __reduce__(self) -> tuple[type[WorkerCrashedError], tuple[str, Incident | None]]:
         return type(self), (str(self), self.incident)
@@ -47,6 +52,11 @@ class TooManyFaultsError(HoldfastError, RuntimeError):
     def __init__(self, message: str, incidents: Sequence[Incident] = ()) -> None:
         super().__init__(message)
         self.incidents = tuple(incidents)
+
+    def _repr_html_(self) -> str:
+        from holdfast import tables
+
+        return tables.of_incidents(self.incidents)
 
     def __reduce__(self) -> tuple[type[TooManyFaultsError], tuple[str, tuple[Incident, ...]]]:
         return type(self), (str(self), self.incidents)
@@ -80,7 +90,7 @@ def crash_message(incident: Incident, *, healthy_slots: int, delivered: int) -> 
         advice.append(f"FaultPolicy(sample_timeout={seconds})   if such a sample is only slow")
     else:
         advice.append('faults="replace"         put another sample in its place, so that batches keep their size')
-    advice += _remedies(incident)
+    advice += _remedies(incident, told=advice)
     rows.append(("next", advice[0]))
     rows += [("", line) for line in advice[1:]]
     return _message(incident, rows)
@@ -98,12 +108,13 @@ def _where(incident: Incident) -> list[tuple[str, str]]:
     return rows
 
 
-def _remedies(incident: Incident) -> list[str]:
-    """What the verdict advises, and where to read on."""
+def _remedies(incident: Incident, told: Sequence[str] = ()) -> list[str]:
+    """What the verdict advises beyond what was told already, and where to read on."""
     verdict = incident.verdict
     if verdict is None:
         return []
-    return [*verdict.remedies[:_MOST_REMEDIES], f"{_explain(verdict.name)}   what this means, and what else helps"]
+    new = [remedy for remedy in verdict.remedies if remedy not in told]
+    return [*new[:_MOST_REMEDIES], f"{_explain(verdict.name)}   what this means, and what else helps"]
 
 
 def _explain(name: str) -> str:
@@ -168,6 +179,16 @@ def _dying_thread(stack: str) -> list[str]:
     return marked[-1] if marked else (threads[-1][1] if threads else [])
 
 
+def verdict_note(incident: Incident) -> str:
+    """The verdict as a note on somebody else's error: what was the cause, what it rests on, what to do."""
+    verdict = incident.verdict
+    if verdict is None:
+        return ""
+    rows = [("cause", verdict.words), *(("", fact) for fact in verdict.facts[:_MOST_FACTS])]
+    rows += [("" if at else "next", line) for at, line in enumerate(_remedies(incident))]
+    return "\n".join(["holdfast:", *(f"  {name:<8} {text}" for name, text in rows)])
+
+
 def start_error(incident: Incident, attempts: int) -> WorkerStartError:
     failure = incident.failure
     pid = f" (pid {incident.pid})" if incident.pid > 0 else ""
@@ -183,8 +204,10 @@ def start_error(incident: Incident, attempts: int) -> WorkerStartError:
             'belongs under  if __name__ == "__main__":'
         )
     else:
-        what = f"it {incident.exit.words if incident.exit else 'ended'} while {incident.in_hand.stage.words}"
+        ended = incident.exit.words if incident.exit else "ended"
+        what = f"it {incident.cause if incident.hung else ended} while {incident.in_hand.stage.words}"
         cause = incident.exit.explanation if incident.exit else "unknown"
+        cause = incident.verdict.words if incident.verdict is not None else cause
         lines += ["", f"  cause    {what}: {cause}"]
         python = python_line(incident.stack)
         if python:
@@ -192,7 +215,13 @@ def start_error(incident: Incident, attempts: int) -> WorkerStartError:
         if incident.exit and incident.exit.signal is not None:
             said = _signal.strsignal(incident.exit.signal)
             lines.append(f"           DataLoader worker (pid {incident.pid}) is killed by signal: {said}.")
-    lines += ["", f"  next     {advice}"]
+    if incident.verdict is not None:
+        if failure is not None:
+            lines += ["", f"  cause    {incident.verdict.words}"]
+        first, *others = _remedies(incident)
+        lines += ["", f"  next     {first}", *(f"           {line}" for line in others)]
+    else:
+        lines += ["", f"  next     {advice}"]
     return WorkerStartError("\n".join(lines) + "\n", incident)
 
 

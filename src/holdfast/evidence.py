@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.crashes import CrashRecord
+from holdfast.crashes import CrashRecord, Region
 
 RECENT_SAMPLES = 64
 
@@ -38,6 +38,7 @@ class Worked:
     peak_resident_bytes: int | None = None
     descriptors: int | None = None
     threads: int | None = None
+    cpu_s: float | None = None  # processor time of its whole life
     left_by_exit: bool | None = None  # True: SystemExit passed through; False: os._exit or exit(); None: not known
 
 
@@ -51,7 +52,8 @@ class ThreadSeen:
     system_call: str = ""  # «futex», «read», …; empty: in none, or nobody may know
     arguments: tuple[int, ...] = ()
     waits_in: str = ""  # the kernel function it sleeps in (wchan)
-    target: str = ""  # what a descriptor among the arguments is: a path, «pipe», «tcp 10.0.0.3:443»
+    target: str = ""  # what the call is about: a path, «a pipe», «tcp 10.0.0.3:443», «process 812 (ffmpeg)»
+    for_ever: bool = False  # the call has no timeout
     busy: bool = False  # its CPU time grew while we looked
     kernel_stack: tuple[str, ...] = ()
 
@@ -65,19 +67,24 @@ class Seen:
     stack_answered: bool = False  # it wrote its Python stacks when it was asked
     python_moved: bool | None = None  # its Python stacks differ between two looks; None: there was but one
     native_stack: str = ""  # by py-spy or pystack, where installed and allowed
-    inherited_locks: tuple[str, ...] = ()  # locks that were held when it was forked, by threads it has not got
+    inherited_locks: tuple[str, ...] = ()  # it waits for them, and a thread that it has not got holds them
+    lock: str = ""  # what it waits for, by name: «dataset.lock (a threading.Lock)»
+    places: tuple[str, ...] = ()  # native code that its main thread ran, or has on its stack: «libgomp.so.1+0x1a2f»
+    tracer: str = ""  # who debugs it: «process 812 (gdb)»
+    left_behind: tuple[str, ...] = ()  # threads of the trainer when its workers' parent was forked
 
 
 @dataclass(frozen=True)
 class Oom:
-    """What the kernel says about kills for want of memory, since the worker before this one died."""
+    """What the kernel says about kills for want of memory that no worker's death before this one accounts for."""
 
-    group_kills: int | None = None  # by the cgroup's limit
+    group_kills: int | None = None  # in the worker's cgroup, whoever ran out: the group or the machine
     machine_kills: int | None = None  # in all, those of cgroups included
+    limit_hits: int | None = None  # how often the group has stood at its limit since the workers' parent began
     group_limit_bytes: int | None = None
     group_used_bytes: int | None = None  # at the time of death, or its peak where that is known
     group: str = ""  # path of the cgroup
-    log: str = ""  # the kernel log's line that names this pid, where readable
+    log: str = ""  # the kernel log's lines that name this pid, where readable
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,7 @@ class Surroundings:
     shm_bytes: int | None = None
     shm_free_bytes: int | None = None
     limits: Mapping[str, int] = field(default_factory=dict, hash=False)  # soft RLIMITs: «nofile» → 1024; -1: none
+    sender: str = ""  # the command of the process that sent the signal, where it could be seen
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,7 @@ class CodePlace:
     offset: int | None = None  # in the file's address space: what a disassembler of it shows
     function: str = ""  # demangled where possible
     function_offset: int | None = None
+    is_mapped: bool = False  # there was memory: without a file, what runs there was made at run time
 
     @property
     def words(self) -> str:
@@ -121,6 +130,9 @@ class Instruction:
     features: tuple[str, ...] = ()  # CPU features it needs, any of them missing: it is illegal
     missing: tuple[str, ...] = ()  # of these, what this CPU (or its system) has not got
     is_trap: bool = False  # ud2, int3, hlt, brk: somebody wrote it to end the process
+    is_valid: bool = True  # False: the decoder knows no such instruction, `text` has its bytes
+    divisor: str = ""  # of a division: the register or memory that it divides by,
+    divisor_value: int | None = None  # and what was in there
 
 
 @dataclass(frozen=True)
@@ -131,6 +143,28 @@ class Examined:
     frames: tuple[CodePlace, ...] = ()  # of the return addresses
     instruction: Instruction | None = None
     cpu: str = ""  # its name
+    system_call: str = ""  # the name of the one that SIGSYS is about
+
+
+@dataclass(frozen=True)
+class MappedFile:
+    """The file that a worker had mapped where it faulted, looked at after its death."""
+
+    path: str
+    deleted: bool = False  # it has no name any more, or another file has it now
+    size_bytes: int | None = None
+    offset_bytes: int = 0  # of the fault, in the file
+    file_system: str = ""  # «ext4», «tmpfs»
+    free_bytes: int | None = None  # of the file system
+
+
+@dataclass(frozen=True)
+class Unpicklable:
+    """A part of a job that cannot be pickled."""
+
+    path: str  # as a user would write it: «dataset.transform.keywords['lock']»
+    type_name: str  # with its module: «_thread.lock»
+    reason: str = ""  # what pickle says of it
 
 
 @dataclass(frozen=True)
@@ -144,6 +178,15 @@ class Evidence:
     crash: CrashRecord | None = None  # what the fatal-signal handler saw; None: no such signal, or no recorder
     recorder: bool = False  # whether a recorder was there to see it
     examined: Examined | None = None
+    mapped: MappedFile | None = None  # of a bus error, or a fault in a file's mapping
+    # Return addresses on the stack that follow a call, nearest first; old ones among them.
+    callers: tuple[int, ...] = ()
+    inherited: Region | None = None  # the file's mapping that it was forked with where it faulted, gone or not
+    ended_because: str = ""  # why holdfast itself killed it, neither for a hang nor for its memory; empty: it did not
+    over_limit_bytes: int | None = None  # its memory when holdfast ended it for `memory_limit`; None: it did not
+    memory_limit_bytes: int | None = None  # that limit, where there is one
+    unpicklable: tuple[Unpicklable, ...] = ()  # why a job could not be sent to its workers; the nearest first
+    unguarded: str = ""  # «train.py:12»: the main module's line that was running, outside of a __main__ guard
 
 
 NO_EVIDENCE = Evidence()

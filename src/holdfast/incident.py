@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import signal as _signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,6 +144,7 @@ class Failure:
     culprits: tuple[int, ...] = ()
     ordinal: int = -1  # which sample of its stream the batch begins with
     stand_in: Any = None  # the index of a replacement, when that is what failed
+    place: str = ""  # of what cannot be pickled, inside the batch: «['meta'][3].lock»
 
 
 class Decision(str, enum.Enum):
@@ -163,6 +165,7 @@ class IncidentKind(str, enum.Enum):
     HANG = "hang"
     SUSPECTED_HANG = "suspected hang"
     START = "failed start"
+    RECYCLED = "recycled"  # nothing went wrong: a worker left on time, and a fresh one took its place
 
     def __str__(self) -> str:
         return self.value
@@ -194,6 +197,7 @@ class Incident:
     number: int = -1
     id: str = ""  # names it in the journal: `holdfast report ID`
     when: float = 0.0
+    recycled: str = ""  # why a worker was asked to leave: «its memory reached 180 MiB of 200 MiB»
     hung: bool = False  # it was ended because it hung
     stuck: bool = False  # a stream that cannot step over this sample: the rest of it is out of reach
 
@@ -226,12 +230,15 @@ class Incident:
         """One clause: what happened."""
         if self.kind is IncidentKind.EXCEPTION and self.failure:
             return f"raised {self.failure.type_name}: {first_line(self.failure.message)}"
+        if self.kind is IncidentKind.RECYCLED:
+            return f"was recycled: {self.recycled}"
         if self.kind is IncidentKind.HANG or (self.hung and self.exit):
             return f"hung for {self.in_hand.seconds:.1f} s"
         if self.kind is IncidentKind.SUSPECTED_HANG:
             return f"has shown no progress for {self.in_hand.seconds:.1f} s"
         if self.failure:
-            return f"could not start: {self.failure.type_name}: {first_line(self.failure.message)}"
+            named = f"{self.failure.type_name}: " if self.failure.type_name else ""
+            return f"could not start: {named}{first_line(self.failure.message)}"
         return self.exit.words if self.exit else "ended in an unknown way"
 
     @property
@@ -247,42 +254,44 @@ class Incident:
         return stage.words
 
     def __str__(self) -> str:
-        head = f"worker {self.slot} {self.cause} while {self.doing}"
+        head = f"worker {self.slot} {self.cause}"
+        if self.kind is IncidentKind.RECYCLED:
+            return head
+        head += f" while {self.doing}"
         return f"{head}: {self.action}" if self.action else head
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values only: what a program or a log can take."""
-        return {
-            "kind": self.kind.value,
-            "cause": self.cause,
-            "doing": self.doing,
-            "slot": self.slot,
-            "incarnation": self.incarnation,
-            "pid": self.pid,
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "indices": [plain(i) for i in self.indices],
-            "stage": self.in_hand.stage.name.lower(),
-            "seconds_in_hand": self.in_hand.seconds,
-            "signal": self.exit.signal_name if self.exit else None,
-            "code": self.exit.code if self.exit else None,
-            "exception": self.failure.type_name if self.failure else None,
-            "message": self.failure.message if self.failure else None,
-            "traceback": self.failure.traceback if self.failure else None,
-            "stack": self.stack,
-            "crash": self.crash.to_dict() if self.crash else None,
-            "attempt": self.attempt,
-            "attempts_allowed": self.attempts_allowed,
-            "action": self.action,
-            "number": self.number,
-            "when": self.when,
-        }
+        """Plain values only, and everything: what a program or a log can take."""
+        from holdfast import plain
+
+        return plain.of_incident(self)
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> Incident:
+        """The incident of `to_dict`; indices that are neither numbers nor texts come back as their repr."""
+        from holdfast import plain
+
+        return plain.to_incident(told)
+
+    def to_json(self) -> str:
+        """One line."""
+        from holdfast import plain
+
+        return plain.to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Incident:
+        from holdfast import plain
+
+        return plain.from_json(text)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: a small table."""
+        from holdfast import tables
+
+        return tables.of_incident(self)
 
 
 def first_line(text: str, limit: int = 200) -> str:
     line = text.strip().splitlines()[0] if text.strip() else ""
     return line if len(line) <= limit else line[: limit - 1] + "…"
-
-
-def plain(value: Any) -> Any:
-    return value if isinstance(value, (int, float, str, bool, type(None))) else repr(value)

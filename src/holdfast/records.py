@@ -68,6 +68,7 @@ class WorkerExited:
     stack: str = ""
     evidence: Evidence = NO_EVIDENCE
     hung: bool = False
+    recycled: str = ""  # why it was asked to leave, which it did; empty: it was not asked
     blameless: bool = False
 
 
@@ -86,6 +87,7 @@ class WorkerSuspected:
     pid: int
     in_hand: InHand
     stack: str = ""
+    evidence: Evidence = NO_EVIDENCE
 
 
 @dataclass(frozen=True)

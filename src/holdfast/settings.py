@@ -132,6 +132,12 @@ def check_listeners(value: Any) -> tuple[Callable[[Incident], object], ...]:
     return listeners
 
 
+def check_threads(value: Any) -> int | None:
+    if value is not None:
+        _check_number("worker_threads", value, least=1, whole=True)
+    return value  # type: ignore[no-any-return]
+
+
 def _check_rule(name: str, rule: Any) -> None:
     if callable(rule) and not isinstance(rule, str):
         return

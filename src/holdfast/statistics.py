@@ -36,6 +36,7 @@ class Statistics:
     restarts: int = 0
     retries: int = 0
     replaced: int = 0
+    recycled: int = 0
     quarantined: int = 0
     incidents: int = 0
     cell_bytes: int = 0  # shared memory of all batches, those too that you still hold after their worker is gone

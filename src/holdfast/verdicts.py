@@ -44,6 +44,7 @@ class Name(str, enum.Enum):
     WAITING_FOR_LOCK = "waiting-for-lock"
     INHERITED_LOCK = "inherited-lock"
     WAITING_FOR_IO = "waiting-for-io"
+    SLEEPING = "sleeping"
     STOPPED = "stopped"
     DESCRIPTORS_EXHAUSTED = "descriptors-exhausted"
     PROCESSES_EXHAUSTED = "processes-exhausted"
@@ -83,3 +84,10 @@ class Verdict:
     def words(self) -> str:
         """The cause, with how sure it is where it is not."""
         return self.cause if self.confidence is Confidence.CERTAIN else f"{self.confidence.value}: {self.cause}"
+
+
+def size_words(size_bytes: int) -> str:
+    """«312 MiB», «3.1 GiB»."""
+    if size_bytes < 10 << 20:
+        return f"{size_bytes / (1 << 20):.1f} MiB" if size_bytes >= 1 << 20 else f"{size_bytes >> 10} KiB"
+    return f"{round(size_bytes / (1 << 20))} MiB" if size_bytes < 1 << 30 else f"{size_bytes / (1 << 30):.1f} GiB"

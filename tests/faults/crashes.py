@@ -203,9 +203,10 @@ def crash_in_thread(note: Note) -> None:
     thread.join()
 
 
-def forbid(number: int, errno: int | None = None) -> None:
-    """Have a system call raise SIGSYS, or fail, for the rest of this process's life."""
+def forbid(number: int, errno: int | None = None, kill: bool = False) -> None:
+    """Have a system call raise SIGSYS, or fail, or end the process, for the rest of this process's life."""
     action = 0x00030000 if errno is None else 0x00050000 | errno  # SECCOMP_RET_TRAP, SECCOMP_RET_ERRNO
+    action = 0x80000000 if kill else action  # SECCOMP_RET_KILL_PROCESS
     steps = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, action), (0x06, 0, 0, 0x7FFF0000)]
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
     described = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(program)))

@@ -1,0 +1,1 @@
+"""Real deaths, hangs and errors; what the verdict on each says, and how people see it."""

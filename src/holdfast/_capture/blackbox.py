@@ -14,6 +14,7 @@ Never   blocks; a worker that dies between two stores leaves a record that is st
 from __future__ import annotations
 
 import ctypes
+import enum
 import time
 
 from holdfast.incident import InHand, Stage
@@ -23,13 +24,25 @@ _STATE_ROOM = 16384 - 16
 CRASH_AT, CRASH_ROOM = 4096, 8192
 MAPS_AT, MAPS_ROOM = 12288 + COPIES * 16384, 4 << 20
 SIZE = MAPS_AT + MAPS_ROOM
-_STAGE, _BATCH, POSITION, SINCE, _SLOWEST, _DONE, _PID, _COUNT, _STAND_IN, _TAKEN, _LEFT = range(11)
+_STAGE, _BATCH, POSITION, SINCE, _SLOWEST, _DONE, _PID, _COUNT, _STAND_IN = range(9)
+_TAKEN, _LEFT, _REASON, _AMOUNT, _BOUND = range(9, 14)
 _LAST_STAGE = max(Stage)
 _STATES = tuple(12288 + 16384 * copy for copy in range(COPIES))
 
 _RING, RECENT = 64, 64
 
 _NOTHING = -(1 << 62)
+
+
+class Reason(enum.IntEnum):
+    """Why a worker left of its own accord."""
+
+    NONE = 0
+    BATCHES = 1  # it has done as many as it may
+    SAMPLES = 2
+    GROWTH = 3  # its memory has grown by so much
+    MEMORY = 4  # its memory is near its limit
+    REFUSED = 5  # it was refused memory, and ended with a sample in hand
 
 
 class BlackBox:
@@ -72,6 +85,12 @@ class BlackBox:
     def note_exit(self) -> None:
         """Python code ends the process: sys.exit, not os._exit."""
         self.words[_LEFT] = 1
+
+    def retire(self, reason: Reason, amount: int, bound: int) -> None:
+        """Note why this worker leaves: what it reached, and what it may."""
+        self.words[_AMOUNT] = amount
+        self.words[_BOUND] = bound
+        self.words[_REASON] = reason
 
     def note_stand_in(self, index: object) -> None:
         """What is in hand is not what the sampler drew."""
@@ -166,6 +185,14 @@ class BlackBox:
     @property
     def batches_done(self) -> int:
         return self.words[_DONE]
+
+    @property
+    def retired(self) -> tuple[Reason, int, int]:
+        """Why it left, the number or bytes that it reached, and those it may."""
+        reason = self.words[_REASON]
+        if not 0 <= reason <= max(Reason):  # a wild write over the record
+            return Reason.NONE, 0, 0
+        return Reason(reason), self.words[_AMOUNT], self.words[_BOUND]
 
     @property
     def left_by_exit(self) -> bool:

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import functools
 import re
 import struct
-from typing import NamedTuple
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from holdfast._capture import blackbox
 from holdfast._capture.blackbox import BlackBox
@@ -28,10 +31,11 @@ except ImportError:  # built without a C compiler: everything else works, and in
 
 AVAILABLE = _recorder is not None
 
-_FACTS, _VERSION = 2, 1
+_WRITING, _FACTS, _VERSION = 1, 2, 1
 _HEAD = struct.Struct("<QII6iIiQqQQ16sQQ4IQII")
 _REGISTERS_AT, _INSTRUCTION_AT, _BEFORE_AT, _RETURNS_AT, _STACK_AT = 144, 464, 528, 544, 1024
 _MOST_REGISTERS, _INSTRUCTION_ROOM, _BEFORE_ROOM, _MOST_RETURNS, _STACK_ROOM = 40, 64, 16, 32, 4096
+_TAIL, _TAIL_AT, _MESSAGE_AT, _MESSAGE_ROOM = struct.Struct("<QQI"), 5120, 5144, 1000
 _SURVIVED_NS = 10_000_000_000  # recorder.c has the same
 _MOST_POSSIBLE = 64
 _USER_BITS = (1 << 48) - 1  # aarch64 may sign the rest of a return address
@@ -97,7 +101,25 @@ def install(mapped: ctypes.Array[ctypes.c_ubyte]) -> None:
             at + blackbox.CRASH_AT, at + 8 * blackbox.SINCE, at + blackbox.MAPS_AT, len(mapped) - blackbox.MAPS_AT
         )
     except OSError:
-        pass  # No memory for a stack of its own: the worker is as good as one without the extension.
+        return  # No memory for a stack of its own: the worker is as good as one without the extension.
+    _mind_threads()
+
+
+def _mind_threads() -> None:
+    """Give each thread that Python starts a second stack, so that an overflow of its first one is recorded, too."""
+    run: Callable[[Any], None] | None = getattr(threading.Thread, "_bootstrap_inner", None)
+    if run is None or hasattr(run, "__wrapped__"):
+        return
+
+    @functools.wraps(run)
+    def run_with_second_stack(self: Any) -> None:
+        stack = _recorder.add_stack()
+        try:
+            run(self)
+        finally:
+            _recorder.drop_stack(stack)
+
+    threading.Thread._bootstrap_inner = run_with_second_stack  # type: ignore[attr-defined]
 
 
 def reinstall() -> None:
@@ -132,7 +154,10 @@ def read(box: BlackBox) -> CrashRecord | None:
     address = head.address if head.code > 0 and head.code != SI_KERNEL else None
     regions = parse_maps(box.maps_bytes(head.maps_size))
     possible = _pointing_into_code(on_stack, regions)
-    places = [address or 0, head.stack_pointer, head.instruction_pointer, *returns, *possible]
+    registers = _words(raw, _REGISTERS_AT, min(head.register_count, _MOST_REGISTERS))
+    places = [address or 0, head.stack_pointer, head.instruction_pointer, *registers, *returns, *possible]
+    shared_free, shared, message_size = _TAIL.unpack_from(raw, _TAIL_AT)
+    message = raw[_MESSAGE_AT : _MESSAGE_AT + min(message_size, _MESSAGE_ROOM)]
     return CrashRecord(
         signal=head.signal,
         code=head.code,
@@ -148,7 +173,7 @@ def read(box: BlackBox) -> CrashRecord | None:
         architecture=machine,
         trap=head.trap if machine == "x86_64" else None,
         fault_error=head.fault_error if machine else None,
-        registers=dict(zip(names, _words(raw, _REGISTERS_AT, min(head.register_count, _MOST_REGISTERS)))),
+        registers=dict(zip(names, registers)),
         instruction_pointer=head.instruction_pointer if machine else None,
         instruction=raw[_INSTRUCTION_AT : _INSTRUCTION_AT + min(head.instruction_size, _INSTRUCTION_ROOM)],
         before=raw[_BEFORE_AT : _BEFORE_AT + min(head.before_size, _BEFORE_ROOM)],
@@ -157,8 +182,40 @@ def read(box: BlackBox) -> CrashRecord | None:
         stack=stack,
         return_addresses=returns,
         possible_return_addresses=possible,
-        regions=_around(places, regions),
+        regions=_around(places, [address or 0, head.stack_pointer], regions),
+        message=message.split(b"\0")[0].decode("utf-8", "replace"),
+        shared_free_bytes=shared_free if shared else None,
+        shared_bytes=shared or None,
     )
+
+
+def inherited(box: BlackBox) -> Region | None:
+    """In the process that forked the worker: the file that was mapped where it faulted, as it still is here."""
+    head = _Head._make(_HEAD.unpack_from(box.crash_bytes()))
+    if head.state < _FACTS or head.version != _VERSION or head.code <= 0 or head.code == SI_KERNEL:
+        return None
+    try:
+        with open("/proc/self/maps", "rb") as file:
+            regions = parse_maps(file.read())
+    except OSError:
+        return None
+    found = _at_or_above(head.address, regions, [region.end for region in regions])
+    # Memory without a file may have come after the fork, and so may the boxes of other workers.
+    if found is None or found.start > head.address or not found.path.startswith("/") or "memfd:" in found.path:
+        return None
+    return found
+
+
+def could_record(box: BlackBox) -> bool:
+    """Whether a fatal signal of this worker would have left a record: there was a recorder, and nothing stopped it."""
+    head = _Head._make(_HEAD.unpack_from(box.crash_bytes()))
+    return head.version == _VERSION and head.state != _WRITING
+
+
+def sender_of(box: BlackBox) -> int | None:
+    """The pid that sent the signal which a worker died of, without reading the rest; None: no process did."""
+    head = _Head._make(_HEAD.unpack_from(box.crash_bytes()))
+    return head.sender_pid or None if head.state >= _FACTS and head.version == _VERSION else None
 
 
 def parse_maps(text: bytes) -> list[Region]:
@@ -196,8 +253,12 @@ def _pointing_into_code(values: tuple[int, ...], regions: list[Region]) -> tuple
     return tuple(found[:_MOST_POSSIBLE])
 
 
-def _around(addresses: list[int], regions: list[Region]) -> tuple[Region, ...]:
-    """The regions that these addresses lie in, or are right below: a stack that overflowed is above its fault."""
+def _around(addresses: Sequence[int], crucial: Sequence[int], regions: list[Region]) -> tuple[Region, ...]:
+    """The regions that these addresses lie in, or are right below: a stack that overflowed is above its fault. Of the
+    crucial ones the neighbours, too."""
     ends = [region.end for region in regions]
-    found = {_at_or_above(address, regions, ends) for address in addresses if address}
-    return tuple(sorted((region for region in found if region is not None), key=lambda region: region.start))
+    found = {bisect.bisect_right(ends, address) for address in addresses if address}
+    for address in crucial:
+        place = bisect.bisect_right(ends, address)
+        found |= {place - 1, place, place + 1} if address else set()
+    return tuple(regions[place] for place in sorted(found) if 0 <= place < len(regions))

@@ -20,7 +20,7 @@ import time
 KEPT_BYTES = 8192
 _CHUNK = 1 << 16
 _STDERR = 2
-_LAST_PATIENCE_S = 0.5
+_LAST_PATIENCE_S = 2.0
 
 
 class Echo:

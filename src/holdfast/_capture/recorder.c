@@ -12,13 +12,17 @@
  *                                                        was sent is queued again: faulthandler, then death
  *
  * The next handler gets the same siginfo and the same context as we did: nothing shows that we were there.
- * A thread without an alternate stack (all but the one that installs) is recorded on its own stack; if that is what
- * overflowed, the kernel kills the process at once, with the right signal and without a record.
+ * SIGTERM and its like are only noted, with their sender, and only while their action is the default: whoever handles
+ * or ignores them never meets us.
+ * A thread without an alternate stack (one that native code started; Python's get one by `add_stack`) is recorded on
+ * its own stack; if that is what overflowed, the kernel kills the process at once, with the right signal and without a
+ * record.
  */
 
 #define _GNU_SOURCE 1
 #include <Python.h>
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -28,6 +32,7 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -36,11 +41,15 @@
 
 enum {
     SIGNALS = 7,
+    ENDINGS = 8,
     ALTERNATE_STACK = 64 << 10, /* our frame and faulthandler's, each with up to 11 KiB of vector registers */
     LOSERS_WAIT_MS = 1000,
     SEGV_TAGGED_LATE = 8, /* SEGV_MTEAERR, missing in older headers */
 };
 static const int signals[SIGNALS] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS};
+
+/* What others send to end a process; no instruction is to blame. */
+static const int endings[ENDINGS] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU};
 
 /* A record that is older than the worker's last step by more than this was survived: it may be written over. */
 static const int64_t SURVIVED_NS = 10000000000;
@@ -50,6 +59,7 @@ static char *maps;
 static size_t maps_room;
 static const volatile int64_t *last_step_ns; /* the black box's SINCE */
 static size_t page_size;
+static const void *abort_message; /* where the C library keeps a pointer to its last words; NULL: it keeps none */
 static pid_t owner;             /* forks of the worker share the black box, and must not write to it */
 static volatile int claiming;   /* the thread that came last, */
 static volatile int recording;  /* and the one that is at it: faults of theirs are our own */
@@ -184,6 +194,29 @@ static void take_stack(uint64_t frame)
     __atomic_store_n(&record->return_count, count, __ATOMIC_RELEASE);
 }
 
+/* The C library keeps what it wrote before abort() as {unsigned size; char text[]}, text ended by a zero: it is there
+ * where standard error is closed, too. */
+static void take_message(int number)
+{
+    uint64_t at = 0;
+    if (number != SIGABRT || abort_message == NULL)
+        return;
+    if (peek(&at, (uint64_t)(uintptr_t)abort_message, sizeof at) != sizeof at || at == 0)
+        return;
+    size_t got = peek(record->message, at + sizeof(unsigned), MESSAGE_ROOM);
+    __atomic_store_n(&record->message_size, (uint32_t)got, __ATOMIC_RELEASE);
+}
+
+/* Now: what the dying worker holds of it is free as soon as it is gone. */
+static void take_shared_memory(int number)
+{
+    struct statfs found;
+    if (number != SIGBUS || syscall(SYS_statfs, "/dev/shm", &found) != 0)
+        return;
+    record->shared_free_bytes = (uint64_t)found.f_bavail * (uint64_t)found.f_bsize;
+    record->shared_bytes = (uint64_t)found.f_blocks * (uint64_t)found.f_bsize;
+}
+
 static void save_maps(void)
 {
     int file = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
@@ -222,6 +255,8 @@ static void write_record(int number, const siginfo_t *info, const ucontext_t *co
     __atomic_store_n(&record->state, FACTS, __ATOMIC_RELEASE);
     take_code(number);
     take_stack(frame);
+    take_message(number);
+    take_shared_memory(number);
     save_maps();
     __atomic_store_n(&record->state, SAVED, __ATOMIC_RELEASE);
 }
@@ -277,6 +312,10 @@ __attribute__((force_align_arg_pointer)) /* qemu's emulation enters with an odd 
 #endif
 static void on_fatal_signal(int number, siginfo_t *info, void *context)
 {
+#if defined(__x86_64__)
+    /* Alignment checks, where that is what faulted, would be on in here, too. */
+    __builtin_ia32_writeeflags_u64(__builtin_ia32_readeflags_u64() & ~0x40000ull);
+#endif
     int before = errno;
     int thread = (int)syscall(SYS_gettid);
     int place = 0;
@@ -303,6 +342,31 @@ static void on_fatal_signal(int number, siginfo_t *info, void *context)
     step_down(place);
     if (!faults_again(number, info->si_code))
         send_again(number, info, thread);
+    errno = before;
+}
+
+/* Note who sent it; then the default, which is what was there. */
+#if defined(__x86_64__)
+__attribute__((force_align_arg_pointer))
+#endif
+static void on_ending_signal(int number, siginfo_t *info, void *context)
+{
+    int before = errno;
+    int thread = (int)syscall(SYS_gettid);
+    struct sigaction plain;
+    (void)context;
+    if (getpid() == owner && claim(thread)) {
+        recording = thread;
+        claiming = 0;
+        memset((char *)record + sizeof record->state, 0, sizeof *record - sizeof record->state);
+        take_facts(number, info);
+        __atomic_store_n(&record->state, SAVED, __ATOMIC_RELEASE);
+        recording = 0;
+    }
+    memset(&plain, 0, sizeof plain);
+    plain.sa_handler = SIG_DFL;
+    sigaction(number, &plain, NULL);
+    send_again(number, info, thread);
     errno = before;
 }
 
@@ -339,26 +403,45 @@ static int put_in_front(void)
     return 0;
 }
 
-/* For this thread; the memory stays until the process ends. */
-static int make_alternate_stack(void)
+/* Where nobody has chosen otherwise. */
+static int mind_endings(void)
+{
+    struct sigaction ours, current;
+    memset(&ours, 0, sizeof ours);
+    ours.sa_sigaction = on_ending_signal;
+    ours.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
+    sigfillset(&ours.sa_mask);
+    for (int i = 0; i < ENDINGS; i++) {
+        if (sigaction(endings[i], NULL, &current) != 0)
+            return -1;
+        int untouched = !(current.sa_flags & SA_SIGINFO) && current.sa_handler == SIG_DFL;
+        if (untouched && sigaction(endings[i], &ours, NULL) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* For this thread. Answers with the start of its memory, NULL where the thread has one that is large enough;
+ * MAP_FAILED, and errno, where there can be none. */
+static void *make_alternate_stack(void)
 {
     stack_t stack;
     if (sigaltstack(NULL, &stack) != 0)
-        return -1;
+        return MAP_FAILED;
     if (!(stack.ss_flags & SS_DISABLE) && stack.ss_size >= ALTERNATE_STACK)
-        return 0;
+        return NULL;
     /* The page below stays forbidden: overflowing this one, too, must not write over somebody's memory. */
     char *memory = mmap(NULL, page_size + ALTERNATE_STACK, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
-        return -1;
+        return MAP_FAILED;
     memset(&stack, 0, sizeof stack);
     stack.ss_sp = memory + page_size;
     stack.ss_size = ALTERNATE_STACK;
     if (mprotect(stack.ss_sp, ALTERNATE_STACK, PROT_READ | PROT_WRITE) != 0 || sigaltstack(&stack, NULL) != 0) {
         munmap(memory, page_size + ALTERNATE_STACK);
-        return -1;
+        return MAP_FAILED;
     }
-    return 0;
+    return memory;
 }
 
 static PyObject *recorder_install(PyObject *module, PyObject *arguments)
@@ -368,23 +451,51 @@ static PyObject *recorder_install(PyObject *module, PyObject *arguments)
     if (!PyArg_ParseTuple(arguments, "KKKK", &at, &step, &maps_at, &room))
         return NULL;
     page_size = (size_t)sysconf(_SC_PAGESIZE);
-    if (make_alternate_stack() != 0)
+    if (make_alternate_stack() == MAP_FAILED) /* this one stays until the process ends */
         return PyErr_SetFromErrno(PyExc_OSError);
+#ifdef __GLIBC__
+    abort_message = dlvsym(RTLD_DEFAULT, "__abort_msg", "GLIBC_PRIVATE");
+#endif
     record = (struct record *)(uintptr_t)at;
     last_step_ns = (const volatile int64_t *)(uintptr_t)step;
     maps = (char *)(uintptr_t)maps_at;
     maps_room = (size_t)room;
     owner = getpid();
     claiming = recording = 0;
-    if (put_in_front() != 0)
+    if (put_in_front() != 0 || mind_endings() != 0)
         return PyErr_SetFromErrno(PyExc_OSError);
+    record->version = VERSION; /* what comes from now on is recorded */
+    Py_RETURN_NONE;
+}
+
+static PyObject *recorder_add_stack(PyObject *module, PyObject *none)
+{
+    (void)module, (void)none;
+    void *memory = record != NULL ? make_alternate_stack() : NULL;
+    return PyLong_FromVoidPtr(memory == MAP_FAILED ? NULL : memory);
+}
+
+static PyObject *recorder_drop_stack(PyObject *module, PyObject *at)
+{
+    (void)module;
+    char *memory = PyLong_AsVoidPtr(at);
+    stack_t stack;
+    if (memory == NULL && PyErr_Occurred())
+        return NULL;
+    /* Somebody who has put another in its place may mean to put it back: it stays then. */
+    if (memory != NULL && sigaltstack(NULL, &stack) == 0 && stack.ss_sp == memory + page_size) {
+        memset(&stack, 0, sizeof stack);
+        stack.ss_flags = SS_DISABLE;
+        if (sigaltstack(&stack, NULL) == 0)
+            munmap(memory, page_size + ALTERNATE_STACK);
+    }
     Py_RETURN_NONE;
 }
 
 static PyObject *recorder_reinstall(PyObject *module, PyObject *none)
 {
     (void)module, (void)none;
-    if (record != NULL && owner == getpid() && put_in_front() != 0)
+    if (record != NULL && owner == getpid() && (put_in_front() != 0 || mind_endings() != 0))
         return PyErr_SetFromErrno(PyExc_OSError);
     Py_RETURN_NONE;
 }
@@ -405,6 +516,8 @@ static PyObject *recorder_is_installed(PyObject *module, PyObject *none)
 static PyMethodDef methods[] = {
     {"install", recorder_install, METH_VARARGS, "install(record, last_step, maps, maps_room): addresses, and a size."},
     {"reinstall", recorder_reinstall, METH_NOARGS, "Come first again, before handlers that were installed since."},
+    {"add_stack", recorder_add_stack, METH_NOARGS, "A second stack for this thread: where it is, 0 if it needs none."},
+    {"drop_stack", recorder_drop_stack, METH_O, "Give back what add_stack gave, in the same thread."},
     {"is_installed", recorder_is_installed, METH_NOARGS, "Whether all seven signals come to us first."},
     {NULL, NULL, 0, NULL},
 };

@@ -24,11 +24,12 @@ enum {
     INSTRUCTION_ROOM = 64,
     BEFORE_ROOM = 16,
     STACK_ROOM = 4096,
+    MESSAGE_ROOM = 1000,
 };
 
 struct record {
     uint64_t state; /* stored with release, read with acquire */
-    uint32_t version;
+    uint32_t version; /* from the installation on */
     uint32_t architecture;
     int32_t signal;
     int32_t code;
@@ -58,6 +59,11 @@ struct record {
     uint64_t returns[MOST_RETURNS];        /* return addresses along the frame pointers */
     uint8_t spare[224];
     uint8_t stack[STACK_ROOM];
+    uint64_t shared_free_bytes; /* of SIGBUS: what /dev/shm had, */
+    uint64_t shared_bytes;      /* and its size; 0: nobody knows */
+    uint32_t message_size;
+    uint32_t reserved;
+    char message[MESSAGE_ROOM]; /* of SIGABRT: what the C library said before it called abort() */
 };
 
 _Static_assert(offsetof(struct record, address) == 48, "crash.py reads by offset");
@@ -67,6 +73,8 @@ _Static_assert(offsetof(struct record, registers) == 144, "crash.py reads by off
 _Static_assert(offsetof(struct record, instruction) == 464, "crash.py reads by offset");
 _Static_assert(offsetof(struct record, returns) == 544, "crash.py reads by offset");
 _Static_assert(offsetof(struct record, stack) == 1024, "crash.py reads by offset");
-_Static_assert(sizeof(struct record) == 5120, "crash.py reads by offset");
+_Static_assert(offsetof(struct record, shared_free_bytes) == 5120, "crash.py reads by offset");
+_Static_assert(offsetof(struct record, message) == 5144, "crash.py reads by offset");
+_Static_assert(sizeof(struct record) == 6144, "crash.py reads by offset");
 
 #endif

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import re
 import signal
+import time
+import traceback
 
 # A real-time signal that neither Python, torch nor common libraries use.
 STACK_SIGNAL = signal.SIGRTMAX - 3
 SIZE = 0  # the file grows as it is written
 _MOST_BYTES = 1 << 20
+_MOST_FRAMES = 100
+_ANSWER_S = 0.3
+_HEADER = re.compile(r"^(?=(?:Current thread|Thread) 0x)", re.MULTILINE)
 # Fatal as well, but not among those that faulthandler.enable() minds.
 _MORE_SIGNALS = (signal.SIGTRAP, signal.SIGSYS)
 
@@ -27,6 +33,17 @@ def install(fd: int) -> None:
     faulthandler.register(STACK_SIGNAL, file=fd, all_threads=True, chain=False)
 
 
+def note(fd: int, error: BaseException) -> None:
+    """In a worker that an exception ends: where it was raised, as faulthandler would have written it."""
+    frames = reversed(traceback.extract_tb(error.__traceback__)[-_MOST_FRAMES:])
+    lines = [f'  File "{frame.filename}", line {frame.lineno} in {frame.name}\n' for frame in frames]
+    text = f"{type(error).__name__} ended the process\n\nCurrent thread (most recent call first):\n{''.join(lines)}"
+    try:
+        os.write(fd, text.encode("utf-8", "replace"))
+    except OSError:
+        return  # no memory for it: then the exit code is all that is known
+
+
 def ask(pid: int) -> None:
     """Ask a worker for its stacks; a native loop that holds the GIL answers too, a stopped worker does not."""
     try:
@@ -37,3 +54,42 @@ def ask(pid: int) -> None:
 
 def read(fd: int) -> str:
     return os.pread(fd, _MOST_BYTES, 0).decode("utf-8", "replace").strip()
+
+
+def take(pid: int, fd: int) -> str:
+    """Have a worker write its stacks, and return them; "" when it does not answer in time."""
+    before = os.fstat(fd).st_size
+    ask(pid)
+    deadline = time.monotonic() + _ANSWER_S
+    last = -1
+    while time.monotonic() < deadline:
+        size = os.fstat(fd).st_size
+        if size > before and size == last:
+            return os.pread(fd, min(size - before, _MOST_BYTES), before).decode("utf-8", "replace").strip()
+        last = size
+        time.sleep(0.005)
+    return ""
+
+
+def without_repeats(text: str) -> str:
+    """Stacks that were written more than once, once: where it was the last time."""
+    blocks = [block.strip() for block in _HEADER.split(text) if block.strip()]
+    return "\n\n".join(reversed(dict.fromkeys(reversed(blocks))))
+
+
+def current_thread(dump: str) -> str:
+    """The frames of the thread that answered."""
+    _, _, after = dump.rpartition("Current thread ")
+    return after.partition("\n\n")[0].partition("\n")[2]
+
+
+def differ(frames: str, again: str) -> bool:
+    """Whether two stacks of a thread are of different places. Either may be cut short: on a busy machine a worker may
+    be without a processor in the middle of writing, for longer than anybody waits."""
+    one, other = frames.splitlines(), again.splitlines()
+    shared = min(len(one), len(other))
+    if not shared:
+        return False
+    if one[: shared - 1] != other[: shared - 1]:
+        return True
+    return not (one[shared - 1].startswith(other[shared - 1]) or other[shared - 1].startswith(one[shared - 1]))

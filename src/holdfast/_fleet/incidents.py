@@ -50,6 +50,21 @@ def of_death(event: r.WorkerExited, allowed: int) -> Incident:
     )
 
 
+def of_recycling(event: r.WorkerExited) -> Incident:
+    return Incident(
+        kind=IncidentKind.RECYCLED,
+        slot=event.slot,
+        incarnation=event.incarnation,
+        pid=event.pid,
+        batch=-1,
+        in_hand=event.in_hand,
+        exit=event.exit,
+        recycled=event.recycled,
+        evidence=event.evidence,
+        action="recycled",
+    )
+
+
 def of_search(slot: Slot, task: Task, allowed: int) -> Incident:
     """A culprit that was found because others survived without it."""
     return Incident(
@@ -70,7 +85,7 @@ def of_preparation(event: r.PreparationFailed) -> Incident:
         incarnation=event.incarnation,
         pid=event.pid,
         batch=-1,
-        in_hand=InHand(Stage.PREPARING),
+        in_hand=InHand(Stage.STARTING if event.failure.stage is Stage.STARTING else Stage.PREPARING),
         failure=event.failure,
         action="started again",
     )
@@ -87,5 +102,6 @@ def of_suspicion(event: r.WorkerSuspected) -> Incident:
         in_hand=event.in_hand,
         positions=(position,) if position >= 0 else (),
         stack=event.stack,
+        evidence=event.evidence,
         action="watched",
     )

@@ -44,6 +44,7 @@ class Machine:
         self.restarts = 0
         self.retries = 0
         self.replaced = 0
+        self.recycled = 0
         self.bad = 0
         self.drawn = 0
         self._intensity = Intensity(policy.max_restarts, policy.restart_window_s)
@@ -191,6 +192,11 @@ class Machine:
         slot.state = "empty"
         if slot.retired:
             return
+        if event.recycled:
+            self.recycled += 1
+            self._do(r.ReportIncident(incidents.of_recycling(event)))
+            self._fill(slot)
+            return
         incident = incidents.of_death(event, self.policy.retries + 1)
         stage = event.in_hand.stage
         head = self.tasks.get(slot.queue[0]) if slot.queue else None
@@ -221,6 +227,10 @@ class Machine:
                 incident,
             )
             return
+        self._fill(slot)
+
+    def _fill(self, slot: Slot) -> None:
+        """Start a worker where one is missing and wanted."""
         if slot.state == "empty" and not (slot.ended and not slot.queue):
             self._start(slot)
 

@@ -10,19 +10,36 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from holdfast._forensics import verdict
-from holdfast.incident import Incident
+from holdfast._forensics import callers, examine, mapped_files, verdict
+from holdfast.incident import Incident, IncidentKind
 
 log = logging.getLogger("holdfast")
 
 
 def perform(incident: Incident) -> Incident:
     """The incident with its verdict."""
-    if incident.verdict is not None:
+    if incident.verdict is not None or incident.kind is IncidentKind.RECYCLED:  # which is no death
         return incident
+    incident = _examined(incident)
     try:
+        crash = incident.crash
+        if crash is not None:
+            more = replace(incident.evidence, mapped=mapped_files.look(crash), callers=callers.confirmed(crash))
+            incident = replace(incident, evidence=more)
         return replace(incident, verdict=verdict.judge(incident))
     except Exception as error:
         log.debug("the autopsy of %s failed", incident, exc_info=True)
         reason = f"the autopsy itself failed: {type(error).__name__}: {error}"
         return replace(incident, verdict=verdict.unknown(incident, reason))
+
+
+def _examined(incident: Incident) -> Incident:
+    """With what files and decoders say about its crash."""
+    evidence = incident.evidence
+    if evidence.crash is None or evidence.examined is not None:
+        return incident
+    try:
+        return replace(incident, evidence=replace(evidence, examined=examine.examine(evidence.crash)))
+    except Exception:
+        log.debug("examining the crash of %s failed", incident, exc_info=True)
+        return incident  # The record itself is there, and has the rules say what they can.

@@ -26,8 +26,10 @@ from holdfast._transport import packing, wire
 from holdfast._transport.cells import Arena
 from holdfast._transport.wire import Kind
 from holdfast._worker import failures
+from holdfast._worker.allowance import Allowance
 from holdfast._worker.randomness import Randomness
 from holdfast.incident import Decision, Failure, Stage
+from holdfast.limits import Limits
 
 T = TypeVar("T")
 
@@ -52,6 +54,7 @@ class Job(Protocol):
     """What a front door has workers do. Lives in the zygote; one copy wakes up in each worker."""
 
     can_skip: bool
+    limits: Limits
 
     def prepare(self, desk: Desk, slot: int, restored: Restored) -> None: ...
     def begin_epoch(self, note: Any) -> bytes:
@@ -83,6 +86,8 @@ class Desk:
         self.last_random: bytes = b""
         self.dealt_with: list[Failure] = []  # failures of this batch that the policy took care of
         self.place: bytes | None = None  # where the stream stands after this batch
+        self.samples = 0  # of this batch
+        self.allowance: Allowance | None = None
         self._channel = channel
         self._packer = packing.Packer(arena)
         self._waiting: deque[Frame] = deque()
@@ -185,6 +190,7 @@ def main(
         if job is None:
             return
         crash.reinstall()  # worker_init_fn may have brought handlers of its own
+        allowance = desk.allowance = Allowance(job.limits, box) if job.limits.any else None
         desk.last_random = desk.randomness.read()
         channel.send(Kind.READY, extra=int(job.can_skip))
         while True:
@@ -192,6 +198,9 @@ def main(
             frame = desk.next_frame()
             if frame.kind == Kind.TASK:
                 _run_task(desk, job, frame, channel)
+                if allowance is not None and allowance.is_spent(desk.samples):
+                    box.enter(Stage.LEAVING)
+                    return
             elif frame.kind == Kind.EPOCH:
                 desk.place = None
                 box.forget_random_states()  # the trainer has them; batches are numbered anew
@@ -207,8 +216,10 @@ def main(
                 arena.forget()
     except EOFError:
         box.enter(Stage.LEAVING)
-    except SystemExit:
-        box.note_exit()
+    except BaseException as error:
+        if isinstance(error, SystemExit):
+            box.note_exit()
+        stacks.note(stack_fd, error)
         raise
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from holdfast import records as r
 from holdfast._capture import crash, stacks
+from holdfast._capture.blackbox import Reason
 from holdfast._system.channel import Frame
 from holdfast._transport import wire
 from holdfast._transport.wire import Kind
@@ -22,12 +23,27 @@ from holdfast._worker import loop
 from holdfast.engines.workers import Memory, Result, Worker
 from holdfast.evidence import Evidence
 from holdfast.incident import Decision, Exit, InHand, Stage
+from holdfast.quantities import in_words
 from holdfast.records import Event
 
 News = tuple[Event, Any]
 
 _RESULT = int(Kind.RESULT)
 _SCRIBBLED = "It wrote to a socket of holdfast's, a descriptor that is not its own, and was killed for it.\n"
+
+
+def _why_recycled(worker: Worker) -> str:
+    """Why a worker has left of its own accord; empty if it has not."""
+    reason, reached, bound = worker.box.retired
+    if worker.status != 0 or reason in (Reason.NONE, Reason.REFUSED):
+        return ""
+    if reason is Reason.BATCHES:
+        return f"it has done {reached} batches"
+    if reason is Reason.SAMPLES:
+        return f"it has done {reached} samples, of {bound} that it may"
+    if reason is Reason.GROWTH:
+        return f"its memory has grown by {in_words(reached)}, of {in_words(bound)} that it may"
+    return f"its memory has reached {in_words(reached)} of {in_words(bound)}"
 
 
 class Exchange:
@@ -41,6 +57,16 @@ class Exchange:
         self._epoch_open: set[int] = set()  # slots that have yet to say that they began the epoch
         self._pending: list[News] = []
         self._cells: dict[int, int] = {}  # every cell that is mapped here, and its size
+
+    @property
+    def imports_main(self) -> bool:
+        """Whether workers, or what they come from, import the main module again."""
+        raise NotImplementedError
+
+    @property
+    def job(self) -> Any:
+        """What workers are to do, as the front door gave it."""
+        raise NotImplementedError
 
     def launch(self) -> None:
         """Start what workers come from; raises what pickling the job raises."""
@@ -212,28 +238,41 @@ class Exchange:
             in_hand = InHand(Stage.AT_WORK, -1, -1, in_hand.seconds)
         elif worker.hung:
             in_hand = InHand(in_hand.stage, in_hand.batch, in_hand.position, worker.seconds)
+        stack = stacks.read(worker.stack_fd)
         return r.WorkerExited(
             worker.slot,
             worker.incarnation,
             worker.pid,
             Exit() if worker.lost else Exit.from_wait_status(worker.status or 0),
             in_hand,
-            stack=(_SCRIBBLED if worker.channel.garbled else "") + stacks.read(worker.stack_fd),
+            stack=(_SCRIBBLED if worker.channel.garbled else "")
+            + (stacks.without_repeats(stack) if worker.hung else stack),
             evidence=self._evidence(worker),
             hung=worker.hung,
+            recycled=_why_recycled(worker),
             blameless=worker.lost or (worker.channel.torn and not worker.channel.garbled),
         )
 
     def _evidence(self, worker: Worker) -> Evidence:
         """What its watchman knows, and what its black box says."""
         box, known = worker.box, worker.evidence
+        reason, reached, bound = box.retired
+        refused = reason is Reason.REFUSED
         worked = replace(
             known.worked,
             recent_batches=box.recent_batches,
             batches_done=box.batches_done,
             left_by_exit=box.left_by_exit,
         )
-        return replace(known, worked=worked, crash=crash.read(box), recorder=crash.AVAILABLE)
+        return replace(
+            known,
+            worked=worked,
+            crash=crash.read(box),
+            recorder=crash.could_record(box),
+            ended_because=_why_ended(worker),
+            over_limit_bytes=reached if refused else known.over_limit_bytes,
+            memory_limit_bytes=bound if refused else known.memory_limit_bytes,
+        )
 
     def _keep_random(self, slot: int) -> None:
         worker, kept = self._workers[slot], self._memories[slot]
@@ -270,3 +309,14 @@ class Exchange:
             return sum(list(self._cells.values()))
         worker = self._workers[slot]
         return 0 if worker is None else worker.table.bytes_held
+
+
+def _why_ended(worker: Worker) -> str:
+    """Why we killed it, if we did."""
+    if worker.channel.garbled:
+        return "it wrote to a socket of holdfast's, a descriptor that is not its own"
+    if worker.channel.torn:
+        return "the trainer could not take over what it sent, for want of descriptors or memory"
+    if worker.asked_to_end:
+        return "it closed its socket to the trainer, a descriptor that is not its own, and went on"
+    return ""

@@ -70,6 +70,10 @@ class Payload:
         copy._pickled = self._pickled
         return copy
 
+    def load_if_here(self) -> Any:
+        """The job if this process has it, None where each worker unpickles its own."""
+        return self._job
+
     def load(self) -> Any:
         return self._job if self._pickled is None else ForkingPickler.loads(self._pickled)
 

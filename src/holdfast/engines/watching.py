@@ -7,18 +7,17 @@ Never   decides (`watch` does), never kills (the caller does).
 
 from __future__ import annotations
 
-import os
-import time
 from dataclasses import dataclass
 
 from holdfast._capture import stacks
 from holdfast._capture.blackbox import BlackBox
+from holdfast._forensics import hanging
+from holdfast._forensics.hanging import Kin
 from holdfast._system import processes
 from holdfast._system.processes import Activity
 from holdfast.engines.watch import Judgement, WatchSettings, judge
+from holdfast.evidence import Seen
 from holdfast.incident import InHand
-
-_STACK_WAIT_S = 0.3
 
 
 @dataclass
@@ -31,16 +30,24 @@ class Watched:
 
 @dataclass(frozen=True)
 class Found:
-    suspected: tuple[InHand, str] | None = None  # for the first time: what is in hand, and its stacks
+    suspected: tuple[InHand, str, Seen] | None = None  # for the first time: what is in hand, its stacks, how it looks
     condemned_after_s: float | None = None
+    seen: Seen | None = None  # how it looks before its end
 
 
 _NOTHING = Found()
 
 
 def look_after(
-    watched: Watched, box: BlackBox, pid: int, stack_fd: int, settings: WatchSettings, slowest_s: float
+    watched: Watched,
+    box: BlackBox,
+    pid: int,
+    stack_fd: int,
+    settings: WatchSettings,
+    slowest_s: float,
+    kin: Kin | None = None,
 ) -> Found:
+    """`kin`: what it shares with this process; None where it is no fork of ours."""
     if settings.sample_timeout is None:
         return _NOTHING
     mark = box.mark
@@ -55,26 +62,11 @@ def look_after(
         judgement = judge(settings, in_hand, box.count, slowest_s, watched.suspected, now)
         if judgement is Judgement.SUSPECTED and watched.suspected is None:
             watched.suspected = now
-            _wait_stack(pid, stack_fd)
-            told = in_hand, stacks.read(stack_fd)
+            seen = hanging.see(pid, stack_fd, ending=False, kin=kin)
+            told = in_hand, stacks.read(stack_fd), seen
     if judgement is not Judgement.CONDEMNED:
         return _NOTHING if told is None else Found(told)
-    _wait_stack(pid, stack_fd)
-    return Found(told, in_hand.seconds)
-
-
-def _wait_stack(pid: int, stack_fd: int) -> None:
-    """Have the worker write its stacks; a stopped one cannot, and is not waited for."""
-    activity = processes.activity(pid)
-    if activity is None or activity.stopped:
-        return
-    before = os.fstat(stack_fd).st_size
-    stacks.ask(pid)
-    deadline = time.monotonic() + _STACK_WAIT_S
-    last = -1
-    while time.monotonic() < deadline:
-        size = os.fstat(stack_fd).st_size
-        if size > before and size == last:
-            return
-        last = size
-        time.sleep(0.005)
+    seen = hanging.see(pid, stack_fd, ending=True, kin=kin)
+    if box.mark != mark:
+        return _NOTHING  # it got on while we looked: what it has in hand now is not to blame
+    return Found(told, in_hand.seconds, seen)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -16,10 +17,11 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 from holdfast.incident import Incident
+from holdfast.limits import limits_of
 from holdfast.loader.inline import InlineIterator
 from holdfast.loader.iterator import SupervisedIterator
-from holdfast.loader.ledger import Ledger, Quarantine
-from holdfast.settings import FaultPolicy, FaultRule, check_callable, check_listeners, fault_policy
+from holdfast.loader.ledger import COUNTS, Incidents, Ledger, Quarantine
+from holdfast.settings import FaultPolicy, FaultRule, check_callable, check_listeners, check_threads, fault_policy
 from holdfast.statistics import Statistics
 
 T_co = TypeVar("T_co", covariant=True)
@@ -37,6 +39,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
              words, or a `FaultPolicy` for the rest (retries, timeouts, limits)
     describe     a function index → text, such as a file name: messages and reports then show it
     on_incident  a callable, or several, that are given each `Incident` as it happens; what they raise is logged
+    worker_threads  threads that torch, OpenMP, MKL, OpenBLAS, OpenCV and NumExpr may each use in a worker; None:
+                 whatever they like
+    memory_limit  private memory of a worker, such as "4GiB": near it the worker is recycled after its batch, at it
+                 the sample in hand is treated as at a crash
+    recycle_after  a fresh worker after so many batches (500), samples ("20000 samples") or growth ("1GiB")
 
     A worker that dies is replaced and its work done again, whatever the policy: batches, their order and their
     random augmentation are those of an undisturbed run.
@@ -65,8 +72,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         faults: FaultRule | FaultPolicy = "raise",
         describe: Callable[[Any], str] | None = None,
         on_incident: Callable[[Incident], object] | Sequence[Callable[[Incident], object]] = (),
+        worker_threads: int | None = 1,
+        memory_limit: str | int | None = None,
+        recycle_after: str | int | None = None,
     ) -> None:
         self.faults = faults
+        self.memory_limit, self.recycle_after = memory_limit, recycle_after
+        limits_of(memory_limit, recycle_after)  # a mistake is said here, not when the first worker starts
+        self.worker_threads = check_threads(worker_threads)
         self.describe = check_callable("describe", describe)
         self._policy = fault_policy(faults)
         self._ledger = Ledger(check_listeners(on_incident))
@@ -114,7 +127,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     @property
     def incidents(self) -> Sequence[Incident]:
         """Everything that went wrong since the loader was made, in order."""
-        return tuple(self._ledger.incidents)
+        return Incidents(self._ledger.incidents)
 
     @property
     def quarantine(self) -> Quarantine:
@@ -125,15 +138,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """An immutable snapshot: counts since the loader was made, and the slots as they are now."""
         ledger = self._ledger
         iterator = self._latest() if self._latest is not None else None
-        restarts, retries, replaced = iterator.counts() if iterator is not None else (0, 0, 0)
+        counts = iterator.counts() if iterator is not None else Counter()
         return Statistics(
             epoch=max(0, ledger.epoch),
             delivered=ledger.delivered,
             errored=ledger.errored,
             emptied=ledger.emptied,
-            restarts=ledger.restarts + restarts,
-            retries=ledger.retries + retries,
-            replaced=ledger.replaced + replaced,
+            **{name: getattr(ledger, name) + counts[name] for name in COUNTS},
             quarantined=len(ledger.quarantine),
             incidents=len(ledger.incidents),
             cell_bytes=iterator.cell_bytes if iterator is not None else 0,

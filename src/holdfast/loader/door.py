@@ -7,6 +7,7 @@ Never   knows the iterator: that must be free to go when its last user lets go o
 
 from __future__ import annotations
 
+import contextlib
 import random
 import secrets
 import time
@@ -19,7 +20,7 @@ from torch.utils.data import RandomSampler, SequentialSampler
 
 from holdfast import errors
 from holdfast import records as r
-from holdfast._forensics import autopsy
+from holdfast._forensics import autopsy, guard, unpicklable
 from holdfast._transport import wire
 from holdfast._worker import failures
 from holdfast.evidence import RECENT_SAMPLES, Evidence
@@ -27,7 +28,7 @@ from holdfast.incident import Decision, Failure, Incident, IncidentKind, InHand,
 from holdfast.loader import tasks
 from holdfast.loader.history import History
 from holdfast.loader.ledger import Ledger, StreamIndex, key_of
-from holdfast.loader.raising import rebuilt
+from holdfast.loader.raising import add_note, rebuilt
 from holdfast.records import Plan
 from holdfast.settings import FaultPolicy, decision_of
 
@@ -66,6 +67,7 @@ class Door:
         self.drawn: dict[int, Any] = {}  # seq → index as the sampler gave it
         self.pool: Any = None  # where replacements are drawn from
         self.seed = 0
+        self.imports_main = False  # workers import the main module
         rules = (policy.on_error, policy.crash_rule)
         self._may_replace = "replace" in rules or any(callable(rule) for rule in rules)
         self._last: tuple[Incident, Incident] | None = None
@@ -139,6 +141,12 @@ class Door:
         """Add what the machine does not know: indices, epoch, pid, time."""
         if self._last is not None and self._last[0] is incident:
             return self._last[1]
+        if self.imports_main and incident.kind is IncidentKind.START and incident.exit is None:
+            # Whoever waits for the first batch is still on the stack, at the line that asked for it.
+            evidence = replace(incident.evidence, unguarded=guard.unguarded_line())
+            incident, asked = replace(incident, evidence=evidence), incident
+        else:
+            asked = incident
         indices = self._indices(incident)
         pid = incident.pid
         if pid < 0:
@@ -157,7 +165,7 @@ class Door:
                 id=secrets.token_hex(4),
             )
         )
-        self._last = (incident, explained)
+        self._last = (asked, explained)
         return explained
 
     def _described(self, indices: tuple[Any, ...]) -> tuple[str, ...]:
@@ -235,6 +243,20 @@ class Door:
             self.quarantine(seq, incident.positions, incident)
         return incident
 
+    def unsendable(self, error: Exception, job: Any) -> None:
+        """A job that cannot be pickled: add to the error which part of it, and what to do."""
+        failure = failures.capture(error, Stage.STARTING)
+        evidence = Evidence(unpicklable=unpicklable.find(job))
+        if not evidence.unpicklable:
+            return
+        hand = InHand(Stage.STARTING)
+        raw = Incident(IncidentKind.START, 0, 0, -1, -1, hand, failure=failure, evidence=evidence, action="raised")
+        incident = self.explain(raw)
+        self.incident_happened(incident)
+        add_note(error, errors.verdict_note(incident))
+        with contextlib.suppress(Exception):  # a class may refuse new attributes
+            error.incident = incident  # type: ignore[attr-defined]
+
     def decide_failure(self, seq: int, failure: Failure) -> Decision:
         """The user's word on an exception in this very process."""
         positions = (failure.position,) if failure.position >= 0 else ()
@@ -273,7 +295,9 @@ def give_up_error(given_up: r.GiveUp, ledger: Ledger) -> BaseException:
     if given_up.limit is r.LimitKind.STARTS:
         assert incident is not None
         if incident.failure is not None and incident.failure.traceback:
-            return rebuilt(incident)
+            error = rebuilt(incident)
+            add_note(error, errors.verdict_note(incident))
+            return error
         return errors.start_error(incident, incident.attempt)
     if given_up.limit is r.LimitKind.RESTARTS:
         remedy = "FaultPolicy(max_restarts=…, restart_window_s=…)   if so many deaths are to be expected"

@@ -68,6 +68,8 @@ class InlineEngine:
         self.last_random = self.randomness.read()
         self.dealt_with: list[Failure] = []
         self.place: bytes | None = None
+        self.samples = 0
+        self.allowance = None  # the trainer's own process is not to be replaced
         self.door: Door | None = None
         self._job = job
         self._news: list[tuple[Event, Any]] = []

@@ -17,7 +17,7 @@ import pickle
 import time
 import warnings
 import weakref
-from collections import deque
+from collections import Counter, deque
 from typing import Any, NoReturn
 
 import torch
@@ -31,9 +31,10 @@ from holdfast._fleet.machine import Machine
 from holdfast._fleet.runner import Concluded, Runner
 from holdfast.engines.choice import make_engine
 from holdfast.engines.watch import WatchSettings
+from holdfast.limits import limits_of
 from holdfast.loader.door import Door, give_up_error, replacement_pool
 from holdfast.loader.jobs import JobSettings, MapJob
-from holdfast.loader.ledger import Ledger
+from holdfast.loader.ledger import COUNTS, Ledger
 from holdfast.loader.raising import annotate, reraise
 from holdfast.loader.streams import StreamJob
 from holdfast.records import Outcome
@@ -69,13 +70,15 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         )
         self._door.history.expect(self._num_workers, loader.batch_size or 1)
         self._door.seed = int(self._base_seed)
+        self._door.imports_main = self._engine.imports_main
         self._runner = Runner(self._engine, self._machine, self._door)
         if not self._in_order:
             self._runner.arrived = deque()
         try:
             self._engine.launch()
-        except (TypeError, AttributeError, pickle.PicklingError):
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
             self._engine.close()
+            self._door.unsendable(error, self._engine.job)
             warnings.warn(
                 "Got pickle error when attempting to start a worker Process. "
                 "This might be because the worker Process arguments are not picklable. "
@@ -85,8 +88,10 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
                 stacklevel=3,
             )
             raise
-        except BaseException:
+        except BaseException as error:
             self._engine.close()
+            if isinstance(error, Exception) and not isinstance(error, OSError):  # a __getstate__ may raise anything
+                self._door.unsendable(error, self._engine.job)
             raise
         self._shutdown = False
         self._finalizer = weakref.finalize(self, self._engine.close)
@@ -108,6 +113,8 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             num_workers=self._num_workers,
             policy=self._policy.without_callables(),
             asks=callable(self._policy.on_error),
+            worker_threads=loader.worker_threads,
+            limits=limits_of(loader.memory_limit, loader.recycle_after),
         )
         return StreamJob(settings) if self._stream else MapJob(settings)
 
@@ -356,8 +363,9 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
     def cell_bytes(self) -> int:
         return self._engine.cell_bytes()
 
-    def counts(self) -> tuple[int, int, int]:
-        return self._machine.restarts, self._machine.retries, self._machine.replaced
+    def counts(self) -> Counter[str]:
+        """What the machine has counted, beside what the ledger has."""
+        return Counter({name: getattr(self._machine, name) for name in COUNTS})
 
     def slot_statistics(self) -> tuple[SlotStatistics, ...]:
         rows = []
@@ -382,10 +390,9 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         if self._shutdown or os.getpid() != self._owner:
             return
         self._shutdown = True
-        self._ledger.restarts += self._machine.restarts
-        self._ledger.retries += self._machine.retries
-        self._ledger.replaced += self._machine.replaced
-        self._machine.restarts = self._machine.retries = self._machine.replaced = 0
+        for name, count in self.counts().items():
+            setattr(self._ledger, name, getattr(self._ledger, name) + count)
+            setattr(self._machine, name, 0)
         self._finalizer()
 
     def __del__(self) -> None:

@@ -23,9 +23,10 @@ from torch.utils.data._utils import worker as torch_worker
 from holdfast._capture.blackbox import POSITION, SINCE
 from holdfast._fleet.policy import pause_s
 from holdfast._transport import wire
-from holdfast._worker import failures
+from holdfast._worker import failures, threads
 from holdfast._worker.loop import Desk, Restored, StreamEnded, TaskFailed
 from holdfast.incident import Decision, Failure, Stage
+from holdfast.limits import NO_LIMITS, Limits
 from holdfast.loader import collating, culprits, tasks
 from holdfast.records import MOST_SUBSTITUTES
 from holdfast.settings import FaultPolicy
@@ -45,6 +46,8 @@ class JobSettings:
     num_workers: int
     policy: FaultPolicy
     asks: bool  # on_error is a callable, which only the trainer has
+    worker_threads: int | None = 1
+    limits: Limits = NO_LIMITS
 
 
 class Again(Exception):
@@ -60,6 +63,7 @@ class LoaderJob:
         self.desk: Desk
         self._dirty = False  # the last task was a probe: its random numbers do not count
         self._attempts: dict[tuple[int, int], int] = {}
+        self.limits = settings.limits
         self.can_skip = False  # samples can be stepped over without fetching them
 
     # ------------------------------------------------------------ beginning
@@ -67,7 +71,8 @@ class LoaderJob:
     def prepare(self, desk: Desk, slot: int, restored: Restored) -> None:
         settings = self.settings
         self.desk, self.slot = desk, slot
-        torch.set_num_threads(1)
+        if settings.worker_threads is not None:
+            threads.limit(settings.worker_threads)
         seed = settings.base_seed + slot
         random.seed(seed)
         torch.manual_seed(seed)
@@ -125,11 +130,21 @@ class LoaderJob:
     # ------------------------------------------------------------ faults
 
     def judge(
-        self, error: Exception, seq: int, stage: Stage, position: int, ordinal: int = -1, stand_in: Any = None
+        self,
+        error: Exception,
+        seq: int,
+        stage: Stage,
+        position: int,
+        ordinal: int = -1,
+        stand_in: Any = None,
+        place: str = "",
     ) -> Failure:
         """What is to be done about an exception; the answer is in `failure.decision`. Retrying waits here."""
         policy = self.settings.policy
-        failure = replace(failures.capture(error, stage, position), ordinal=ordinal, stand_in=stand_in)
+        if self.desk.allowance is not None:
+            self.desk.box.enter(stage, seq, position)
+            self.desk.allowance.stop_if_refused(error)
+        failure = replace(failures.capture(error, stage, position), ordinal=ordinal, stand_in=stand_in, place=place)
         key = (seq, position)
         attempt = self._attempts[key] = self._attempts.get(key, 0) + 1
         failure = replace(failure, attempts=attempt)
@@ -170,6 +185,21 @@ class LoaderJob:
 
         return works
 
+    def _place_of_unpicklable(self, batch: Any, seq: int, error: Exception) -> str:
+        if isinstance(error, (OSError, MemoryError)):
+            return ""  # no fault of what is in it
+        part: list[Any] = [None]
+        works = self.works_with(lambda _: self.desk.can_pack(part[0]), Stage.SENDING, seq)
+
+        def packs(value: Any) -> bool:
+            part[0] = value
+            return works(())
+
+        try:
+            return culprits.place_in(batch, packs)
+        except Exception:  # an attribute or a repr of the user's that raises: then the place is not told
+            return ""
+
     def before_task(self, seq: int, probe: bool) -> None:
         if self._dirty:
             self.desk.rewind()
@@ -189,8 +219,10 @@ class LoaderJob:
     ) -> tuple[Failure, tuple[int, ...]] | None:
         """Collate and send. None when it is done; else what failed, and which samples are to blame."""
         box = self.desk.box
+        self.desk.samples = len(positions)
         stage = Stage.COLLATING
         ordinal = self.first_ordinal()
+        batch: Any = None
         try:
             box.enter(stage, seq, count=max(1, len(positions)))
             batch = self.collate_fn(data)
@@ -207,7 +239,8 @@ class LoaderJob:
             self.desk.arena.begin()
             if isinstance(error, StopIteration) and ordinal >= 0 and self.settings.policy.on_error == "raise":
                 raise StreamEnded from None  # as in torch, where a stream's collate function may end it
-            failure = self.judge(error, seq, stage, -1, ordinal)
+            place = self._place_of_unpicklable(batch, seq, error) if stage is Stage.SENDING else ""
+            failure = self.judge(error, seq, stage, -1, ordinal, place=place)
         if failure.decision is Decision.RETRY:
             self.desk.rewind()
             raise Again

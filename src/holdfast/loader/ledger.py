@@ -1,7 +1,7 @@
 """What a loader remembers: incidents, quarantine, counts. Outlives epochs and iterators.
 
 Reads   nothing.
-Writes  the log, one line per incident.
+Writes  the log, one line per incident, and the journal.
 Never   values of samples; only indices.
 """
 
@@ -14,12 +14,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from holdfast import tables
+from holdfast._forensics import journal
 from holdfast.evidence import NO_EVIDENCE
 from holdfast.incident import Incident, IncidentKind
 
 log = logging.getLogger("holdfast")
 
 _MOST_NAMED = 8
+COUNTS = ("restarts", "retries", "replaced", "recycled")  # that a machine and a ledger have in common
 KEPT_WHOLE = 100  # incidents that keep their evidence in memory; the journal has that of all
 
 
@@ -31,6 +34,15 @@ class StreamIndex(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.ordinal} of worker {self.worker}'s stream"
+
+
+class Incidents(tuple[Incident, ...]):
+    """Incidents in order; a notebook shows them as a table."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return tables.of_incidents(self)
 
 
 class Quarantine(Mapping[Any, Incident]):
@@ -67,6 +79,9 @@ class Quarantine(Mapping[Any, Incident]):
     def __len__(self) -> int:
         return len(self._incidents)
 
+    def _repr_html_(self) -> str:
+        return tables.of_incidents(tuple(self._incidents.values()))
+
     def __repr__(self) -> str:
         return f"Quarantine({{{', '.join(f'{k!r}: {str(v)!r}' for k, v in self._incidents.items())}}})"
 
@@ -98,6 +113,7 @@ class Ledger:
         self.restarts = 0
         self.retries = 0
         self.replaced = 0
+        self.recycled = 0
         self._summed_up = 0  # incidents that a summary has told of
         self._complained: set[int] = set()  # listeners that have failed, and the log has said so
 
@@ -105,9 +121,10 @@ class Ledger:
         self.incidents.append(incident)
         if len(self.incidents) > KEPT_WHOLE:
             self._slim(len(self.incidents) - KEPT_WHOLE - 1)
-        level = logging.INFO if incident.action == "raised" else logging.WARNING
+        level = logging.INFO if incident.action in ("raised", "recycled") else logging.WARNING
         why = f" ({incident.verdict.words})" if incident.verdict is not None and incident.exit is not None else ""
         log.log(level, "%s%s", incident, why)
+        journal.add(incident)
         for place, listener in enumerate(self.listeners):
             try:
                 listener(incident)
@@ -130,7 +147,7 @@ class Ledger:
 
     def end_epoch(self) -> None:
         """Sum up an epoch that had incidents, in the log."""
-        seen = self.incidents[self._summed_up :]
+        seen = [i for i in self.incidents[self._summed_up :] if i.kind is not IncidentKind.RECYCLED]
         self._summed_up = len(self.incidents)
         if seen:
             log.warning("%s", summary(self.epoch, seen, self.quarantine))

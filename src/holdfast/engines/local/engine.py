@@ -16,9 +16,11 @@ import errno
 import logging
 import os
 import select
+import threading
 import time
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing import util as multiprocessing_util
 from typing import Any
 
@@ -37,12 +39,14 @@ from holdfast.engines.local import zygote
 from holdfast.engines.payload import Payload
 from holdfast.engines.watch import WatchSettings
 from holdfast.engines.workers import Worker
+from holdfast.evidence import Evidence
 from holdfast.incident import Exit, Failure, Stage
 
 log = logging.getLogger("holdfast")
 
 _WRITABLE = int(select.EPOLLOUT)
 _SILENT_EXIT_S = 1.0  # a worker that hung up must be reported dead within this time, or it is killed
+_MOST_NAMED = 16
 _SILENT_ZYGOTE_S = 5.0  # and a zygote that does not even answer to that
 
 _open_engines: weakref.WeakSet[LocalEngine] = weakref.WeakSet()
@@ -81,6 +85,14 @@ class LocalEngine(Exchange):
 
     # ------------------------------------------------------------ requests
 
+    @property
+    def imports_main(self) -> bool:
+        return bool(self._context.get_start_method() != "fork")
+
+    @property
+    def job(self) -> Any:
+        return self._job
+
     def launch(self) -> None:
         """Start the zygote; raises what pickling the job raises."""
         ours, theirs = channels.pair()
@@ -88,7 +100,9 @@ class LocalEngine(Exchange):
         handle = os.pidfd_open(os.getpid())
         try:
             process = self._context.Process(
-                target=zygote.main, args=(theirs, Payload(self._job), loop.main, self._watch), name="holdfast-zygote"
+                target=zygote.main,
+                args=(theirs, Payload(self._job), loop.main, self._watch_now()),
+                name="holdfast-zygote",
             )
             process.daemon = True
             process.start()
@@ -102,6 +116,14 @@ class LocalEngine(Exchange):
         self._process, self._control, self._loaded, self._unloadable = process, control, False, None
         self._zygote_pid = process.pid
         self._poller.register(control.fileno(), select.EPOLLIN)
+
+    def _watch_now(self) -> WatchSettings:
+        """With the names of the threads that a fork leaves behind, and with them whatever they hold."""
+        if self.imports_main:
+            return self._watch
+        here = threading.get_ident()
+        names = [thread.name for thread in threading.enumerate() if thread.ident != here]
+        return replace(self._watch, left_behind=tuple(names[:_MOST_NAMED]))
 
     def start_worker(self, slot: int, incarnation: int) -> None:
         try:
@@ -207,8 +229,9 @@ class LocalEngine(Exchange):
                     worker.evidence = evidence
                     self._ended = True
             elif frame.kind == Kind.SUSPECTED:
-                incarnation, in_hand, stack = wire.load(frame.body)
-                news.append((r.WorkerSuspected(frame.extra, incarnation, frame.seq, in_hand, stack), None))
+                incarnation, in_hand, stack, seen = wire.load(frame.body)
+                evidence = Evidence(seen=seen)
+                news.append((r.WorkerSuspected(frame.extra, incarnation, frame.seq, in_hand, stack, evidence), None))
             elif frame.kind == Kind.UNFORKED:
                 worker = self._worker(frame.seq, frame.extra)
                 if worker is not None:

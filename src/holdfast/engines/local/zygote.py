@@ -14,6 +14,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import resource
 import select
 import signal
 import socket
@@ -24,9 +25,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast._capture import crash
 from holdfast._capture.blackbox import BlackBox
 from holdfast._capture.last_words import Echo, LastWords
 from holdfast._capture.vitals import Vitals
+from holdfast._forensics.hanging import Kin
+from holdfast._forensics.surroundings import OomWatch
 from holdfast._system import nameless, processes
 from holdfast._system.channel import Channel, Frame
 from holdfast._transport import wire
@@ -37,7 +41,7 @@ from holdfast.engines.local import solo
 from holdfast.engines.payload import Payload
 from holdfast.engines.watch import WatchSettings
 from holdfast.engines.watching import Watched, look_after
-from holdfast.evidence import Evidence, Seen, Worked
+from holdfast.evidence import Evidence, Seen, Surroundings, Worked
 from holdfast.incident import Stage
 
 LEAVE_GRACE_S = 1.0  # how long a busy worker may take to finish when the trainer hangs up
@@ -149,15 +153,20 @@ class Zygote:
         self._poller.register(channel.fileno(), select.POLLIN)
         self._wake = wake
         self._slowest_s = 0.0
+        self._in_a_hurry = False  # somebody was looked at, which takes a while; others may need it as well
         self._unforkable = unforkable  # why workers get an interpreter of their own
         self._poller.register(wake[0], select.POLLIN)
         self._echo = Echo()
+        self._oom = OomWatch()
         self._by_words: dict[int, LastWords] = {}
+        # Workers with an interpreter of their own have nothing at the same address.
+        self._kin = None if unforkable else Kin(payload.load_if_here, settings.left_behind)
 
     def serve(self) -> None:
         self._channel.send(Kind.LOADED, os.getpid(), parts=[self._unforkable.encode()])
         while True:
             interval = self._settings.interval_s * 1000 if self._children else 5000
+            interval = 0 if self._in_a_hurry else interval
             for fd, _ in self._poller.poll(interval):
                 if fd == self._trainer or (fd == self._wake[0] and self._was_told_to_leave()):
                     self._leave(grace_s=0.0)
@@ -244,6 +253,7 @@ class Zygote:
             if words is not None:
                 words.speak()
             self._echo.close()
+            self._oom.close()
             for child in self._children.values():
                 os.close(child.handle)
                 os.close(child.stack_fd)
@@ -282,31 +292,45 @@ class Zygote:
                 return
             if ended is None:
                 return
-            # The group before the leader is reaped: until then its pid cannot be anybody else's.
+            around = None
             if ended.si_pid in self._children:
+                around = self._surroundings(self._children[ended.si_pid], ended)
+                # The group before the leader is reaped: until then its pid cannot be anybody else's.
                 processes.kill_group(ended.si_pid)
             pid, status, usage = os.wait4(ended.si_pid, 0)
             child = self._children.pop(pid, None)
             if child is not None:
-                evidence = self._evidence(child, usage.ru_maxrss * 1024)
+                evidence = self._evidence(child, usage, around)
                 self._forget(child)
                 # It hung only if our SIGKILL is what ended it: it may have been dead already.
                 hung = child.condemned and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
                 report = (child.slot, child.incarnation, status, hung, child.seconds, evidence)
                 self._channel.send(Kind.EXITED, pid, 0, [wire.dump(report)])
 
-    def _evidence(self, child: Child, peak_bytes: int) -> Evidence:
+    def _surroundings(self, child: Child, ended: os.waitid_result) -> Surroundings | None:
+        """Around a worker that ended otherwise than it should; before it is reaped, for its limits go with it."""
+        by_signal = ended.si_code != os.CLD_EXITED
+        if not by_signal and ended.si_status == 0:
+            return None
+        killed = by_signal and ended.si_status == signal.SIGKILL and not child.condemned
+        sender = crash.sender_of(child.box) if by_signal else None
+        return self._oom.surroundings(child.pid, killed=killed, sender=sender)
+
+    def _evidence(self, child: Child, usage: resource.struct_rusage, around: Surroundings | None) -> Evidence:
         """What is known of a worker that has just ended, beside what its black box says."""
         if child.words is not None:
             self._hear(child.words)
         vitals = child.vitals
         worked = Worked(
             memory=vitals.samples(time.monotonic()),
-            peak_resident_bytes=peak_bytes,
+            peak_resident_bytes=usage.ru_maxrss * 1024,
+            cpu_s=usage.ru_utime + usage.ru_stime,
             descriptors=vitals.descriptors,
             threads=vitals.threads,
         )
-        return Evidence(worked, child.seen, last_words=child.words.text if child.words is not None else "")
+        said = child.words.text if child.words is not None else ""
+        inherited = None if self._unforkable else crash.inherited(child.box)
+        return Evidence(worked, child.seen, around, last_words=said, inherited=inherited)
 
     def _forget(self, child: Child) -> None:
         if child.words is not None:
@@ -377,6 +401,8 @@ class Zygote:
 
     def _watch(self) -> None:
         now = time.monotonic()
+        self._oom.look(now)
+        self._in_a_hurry = False
         for child in self._children.values():
             child.vitals.look(now)
         if self._settings.sample_timeout is None:
@@ -385,12 +411,16 @@ class Zygote:
         for child in self._children.values():
             if child.condemned:
                 continue
-            found = look_after(child.watched, child.box, child.pid, child.stack_fd, self._settings, slowest)
+            found = look_after(child.watched, child.box, child.pid, child.stack_fd, self._settings, slowest, self._kin)
             if found.suspected is not None:
                 body = wire.dump((child.incarnation, *found.suspected))
                 self._channel.send(Kind.SUSPECTED, child.pid, child.slot, [body])
             if found.condemned_after_s is not None and not processes.has_ended(child.handle):
                 child.condemned = True
                 child.seconds = found.condemned_after_s
+                child.seen = found.seen
                 processes.kill_group(child.pid)
                 processes.kill(child.pid)
+            if found.suspected is not None or found.condemned_after_s is not None:
+                self._in_a_hurry = True
+                return  # first to whoever calls or has ended, then to the next one that hangs

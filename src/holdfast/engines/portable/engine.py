@@ -19,7 +19,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import connection
 from typing import Any
 
@@ -38,6 +38,7 @@ from holdfast.engines.portable import worker as portable_worker
 from holdfast.engines.watch import WatchSettings
 from holdfast.engines.watching import Watched, look_after
 from holdfast.engines.workers import Worker
+from holdfast.evidence import Evidence
 from holdfast.incident import Stage
 
 _LEAVE_GRACE_S = 1.0
@@ -88,6 +89,14 @@ class PortableEngine(Exchange):
         _open_engines.add(self)
 
     # ------------------------------------------------------------ starting
+
+    @property
+    def imports_main(self) -> bool:
+        return True
+
+    @property
+    def job(self) -> Any:
+        return self._payload.load_if_here()
 
     def launch(self) -> None:
         """Start as many as there are slots; raises what pickling the job raises."""
@@ -186,10 +195,13 @@ class PortableEngine(Exchange):
             self._slowest_s = max(self._slowest_s, worker.box.slowest_s)
             found = look_after(held.watched, worker.box, worker.pid, worker.stack_fd, self._watch, self._slowest_s)
             if found.suspected is not None:
-                in_hand, stack = found.suspected
-                news.append((r.WorkerSuspected(worker.slot, worker.incarnation, worker.pid, in_hand, stack), None))
+                in_hand, stack, seen = found.suspected
+                about = Evidence(seen=seen)
+                event = r.WorkerSuspected(worker.slot, worker.incarnation, worker.pid, in_hand, stack, about)
+                news.append((event, None))
             if found.condemned_after_s is not None:
                 worker.hung, worker.seconds = True, found.condemned_after_s
+                worker.evidence = replace(worker.evidence, seen=found.seen)
                 held.end()
 
     # ------------------------------------------------------------ ending

@@ -1,0 +1,8 @@
+"""`python -m holdfast`: the same as the command `holdfast`."""
+
+from __future__ import annotations
+
+from holdfast.cli import main
+
+if __name__ == "__main__":
+    main(prog_name="holdfast")

@@ -1,0 +1,40 @@
+"""The command `holdfast`: one file per verb, whose docstring is its help.
+
+Reads   the command line.
+Writes  standard output.
+Never   imports a verb that was not asked for, or torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+VERBS = ("incidents", "report", "explain", "forget")  # in the order in which one needs them
+
+
+class _Verbs(click.Group):
+    """Commands that load when they are asked for: each is `command` in the module of its name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        module = importlib.import_module(f"holdfast.cli.{cmd_name}")
+        command: click.Command = module.command
+        command.help = module.__doc__
+        return command
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
+@click.version_option(package_name="holdfast", prog_name="holdfast")
+def main(**_: Any) -> None:
+    """What happened to the workers of your jobs, and why.
+
+    Every incident of a loader is kept in a journal: by default
+    ~/.local/state/holdfast, or $HOLDFAST_HOME.
+    """

@@ -1,0 +1,280 @@
+"""The webhook against real servers: one that answers, one that is not there, one that never answers.
+
+Reads   what arrives at servers on the loopback interface.
+Writes  HTTP to them.
+Never   another machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from forensics import made_up
+from holdfast import Webhook
+from holdfast._forensics import alerts
+from holdfast.verdicts import Name, Verdict
+
+
+class Answering(ThreadingHTTPServer):
+    """Keeps what it is sent, and answers with the next of `statuses`; with 200 when there are no more."""
+
+    daemon_threads = True
+
+    def __init__(self, *statuses: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.statuses = list(statuses)
+        self.received: list[tuple[dict[str, str], dict[str, Any]]] = []
+        self.url = f"http://127.0.0.1:{self.server_port}/hook/secret"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        server = self.server
+        assert isinstance(server, Answering)
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server.received.append((dict(self.headers), body))
+        self.send_response(server.statuses.pop(0) if server.statuses else 200)
+        self.send_header("Location", server.url)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_POST
+
+    def log_message(self, *args: Any) -> None: ...
+
+
+@contextlib.contextmanager
+def answering(*statuses: int) -> Iterator[Answering]:
+    with Answering(*statuses) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy_and_short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(alerts, "_PAUSES_S", (0.01, 0.02, 0.04))
+
+
+def test_an_incident_arrives_as_json_with_a_sentence():
+    """What a program reads, and what a chat shows; with the user's headers."""
+    incident = made_up.segfault()
+    with answering() as server:
+        hook = Webhook(server.url, headers={"Authorization": "Bearer abc"})
+        hook(incident)
+        assert hook.flush()
+
+    ((headers, body),) = server.received
+    assert holdfast.Incident.from_dict(body) == incident
+    assert body["text"].startswith(
+        "worker 3 died of SIGSEGV while fetching sample 18204 "
+        "(likely: read of address 0x0 in libimgcodecs.so.4): left out. "
+    )
+    assert "holdfast report 7f3a12cd" in body["text"]
+    assert body["job"]["pid"] == os.getpid()
+    assert headers["Authorization"] == "Bearer abc"
+    assert headers["Content-Type"] == "application/json"
+    assert (hook.sent, hook.failed, hook.dropped) == (1, 0, 0)
+
+
+def test_only_the_verdicts_that_were_asked_for_are_sent():
+    """Nobody wants to be woken by every truncated image."""
+    oom = made_up.segfault(verdict=Verdict(Name.OOM_KILLER, "killed"))
+    with answering() as server:
+        hook = Webhook(server.url, only=["oom-killer", Name.KILLED])
+        for incident in (made_up.segfault(), oom, made_up.segfault(verdict=None)):
+            hook(incident)
+        assert hook.flush()
+
+    assert [body["verdict"]["name"] for _, body in server.received] == ["oom-killer"]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "tries", "sent"),
+    [
+        ([500, 503, 200], 3, 1),
+        ([429, 200], 2, 1),
+        ([500] * 9, 4, 0),
+        ([404], 1, 0),
+        ([302], 1, 0),
+    ],
+)
+def test_a_server_in_trouble_is_tried_again_and_one_that_refuses_is_not(statuses, tries, sent):
+    """Four tries with growing pauses; a redirect would lose the body, so it is an error."""
+    with answering(*statuses) as server:
+        hook = Webhook(server.url)
+        hook(made_up.raised())
+        assert hook.flush()
+
+    assert len(server.received) == tries
+    assert (hook.sent, hook.failed) == (sent, 1 - sent)
+
+
+def test_nobody_at_the_port_costs_one_line_in_the_log(caplog):
+    """It names the host, and not the path, which is a secret."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        hook = Webhook(f"http://127.0.0.1:{closed.getsockname()[1]}/hook/secret")
+        hook(made_up.raised())
+        hook(made_up.raised())
+        assert hook.flush()
+
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert line.startswith("the webhook at 127.0.0.1 cannot be reached: ")
+    assert "secret" not in line + repr(hook)
+    assert (hook.sent, hook.failed) == (0, 2)
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A server that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/"
+
+
+def test_a_server_that_never_answers_is_given_up(silent):
+    """After timeout_s, each time."""
+    hook = Webhook(silent, timeout_s=0.05)
+    hook(made_up.raised())
+
+    assert hook.flush()
+    assert hook.failed == 1
+
+
+def test_ten_thousand_incidents_at_once_cost_the_job_nothing(silent):
+    """The newest wait, the others are counted."""
+    hook = Webhook(silent, timeout_s=0.02, queue=100)
+    incident = made_up.segfault()
+
+    started = time.perf_counter()
+    for _ in range(10_000):
+        hook(incident)
+    took_s = time.perf_counter() - started
+
+    assert took_s < 20.0  # to wait for the server even once per incident would take minutes
+    assert 9_000 <= hook.dropped <= 9_900
+    hook._courier.leaving.set()  # as at the end of a program, so that this test need not wait for 100 tries
+    assert hook.flush(60)
+
+
+def test_a_burst_arrives_when_somebody_answers():
+    """All of it, in order, as long as the queue holds it."""
+    with answering() as server:
+        hook = Webhook(server.url, queue=500)
+        for n in range(200):
+            hook(made_up.raised(number=n))
+        assert hook.flush(60)
+
+    assert [body["number"] for _, body in server.received] == list(range(200))
+    assert hook.dropped == 0
+
+
+def run_program(source: str, *args: str) -> tuple[float, str]:
+    """How long a program took from its last line to its end, and what it said."""
+    path = os.pathsep.join([str(Path(holdfast.__file__).parents[1]), str(Path(__file__).parents[1])])
+    head = "import os, sys, time\nfrom forensics import made_up\nfrom holdfast import Webhook\n"
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{head}{source}\nprint('trained', flush=True)", *args],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        said = process.stdout.readline()
+        ends_at = time.monotonic()
+        said += process.stdout.read()
+    assert process.wait(60) == 0
+    return time.monotonic() - ends_at, said
+
+
+def test_what_waits_is_sent_before_the_program_ends():
+    """The last incident is the one that ended the job."""
+    with answering() as server:
+        run_program("hook = Webhook(sys.argv[1])\nfor n in range(20): hook(made_up.raised(number=n))", server.url)
+
+    assert [body["number"] for _, body in server.received] == list(range(20))
+
+
+def test_a_program_ends_in_time_when_nobody_answers(silent):
+    """Two seconds of grace, not a timeout per incident."""
+    took_s, said = run_program("hook = Webhook(sys.argv[1])\nfor n in range(50): hook(made_up.raised())", silent)
+
+    assert said == "trained\n"
+    assert 1.5 < took_s < 10
+
+
+def test_a_fork_does_not_send_what_its_parent_sends():
+    """Each incident arrives once; the child's own arrive, too."""
+    source = (
+        "hook = Webhook(sys.argv[1])\n"
+        "for n in range(30): hook(made_up.raised(number=n))\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    hook(made_up.raised(number=100)); os._exit(not hook.flush(20))\n"
+        "assert os.waitpid(child, 0)[1] == 0"
+    )
+    with answering() as server:
+        run_program(source, server.url)
+
+    assert sorted(body["number"] for _, body in server.received) == [*range(30), 100]
+
+
+def test_an_incident_that_cannot_be_told_is_counted_and_the_next_one_is_sent():
+    """Whatever an index or a field does."""
+    with answering() as server:
+        hook = Webhook(server.url)
+        hook(made_up.raised(evidence=object()))
+        hook(made_up.raised(number=2))
+        assert hook.flush()
+
+    assert [body["number"] for _, body in server.received] == [2]
+    assert (hook.sent, hook.failed) == (1, 1)
+
+
+def test_a_webhook_travels_with_a_loader():
+    """Pickled with its settings, and without its queue."""
+    hook = pickle.loads(pickle.dumps(Webhook("https://host/x", timeout_s=2, queue=7, only=["killed"])))
+
+    assert (hook._url, hook._settings["timeout_s"], hook._settings["queue"]) == ("https://host/x", 2, 7)
+    assert hook._only == {Name.KILLED}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"url": "ftp://host/x"}, "url must be like \"https://host/path\", got 'ftp://host/x'"),
+        ({"url": "host/x"}, "url must be like"),
+        ({"timeout_s": 0}, "timeout_s must be more than 0, got 0"),
+        ({"queue": 0}, "queue must be at least 1, got 0"),
+        ({"only": ["oom-kilr"]}, "did you mean 'oom-killer'?"),
+        ({"only": "killd"}, "did you mean 'killed'?"),
+    ],
+)
+def test_a_wrong_setting_is_named_at_once(settings, message):
+    """When the loader is made, not at the first incident of the night."""
+    with pytest.raises(ValueError) as raised:
+        Webhook(**{"url": "https://host/x"} | settings)
+
+    assert message in str(raised.value)

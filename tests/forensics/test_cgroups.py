@@ -1,0 +1,137 @@
+"""A real group with a real limit: the kernel kills workers in it, or refuses them threads and processes.
+
+Needs root, and a controller that lets us make a group below our own; elsewhere these tests are skipped, and
+test_surroundings.py has the same by hand. The group goes when the test does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast._forensics import surroundings
+
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
+
+PROGRAM = Path(__file__).parent / "programs" / "hungry.py"
+LIMIT = 600 << 20
+PROCESSES = 60
+DEADLINE_S = 20.0
+HEALTHY_OF_MEMORY = [0, 1, 2, 5, 6, 7, 9]
+
+
+@contextlib.contextmanager
+def group_in(home: Path) -> Iterator[Path]:
+    """A group below `home`, for as long as it is needed."""
+    folder = home / f"holdfast-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no group can be made here: {error}")
+    try:
+        yield folder
+    finally:
+        deadline = time.monotonic() + DEADLINE_S
+        while True:  # what ran in it takes a moment to be gone
+            try:
+                folder.rmdir()
+                break
+            except OSError:
+                assert time.monotonic() < deadline, f"{folder} is still in use"
+                time.sleep(0.01)
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    groups = surroundings.own_groups()
+    if not groups or os.geteuid() != 0:
+        pytest.skip("no memory controller, or not root")
+    with group_in(Path(groups[0].folder)) as folder:
+        limit = folder / ("memory.max" if groups[0].is_v2 else "memory.limit_in_bytes")
+        if not limit.exists():
+            pytest.skip("the memory controller is not handed down to groups below this one")
+        limit.write_text(str(LIMIT))
+        yield folder
+
+
+@pytest.fixture
+def process_group() -> Iterator[Path]:
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        place, _, kind = line.partition(" - ")
+        if kind.startswith("cgroup ") and "pids" in kind.split()[2].split(","):
+            own = [
+                row.split(":", 2)[2] for row in Path("/proc/self/cgroup").read_text().splitlines() if ":pids:" in row
+            ]
+            with group_in(Path(place.split()[4] + own[0])) as folder:
+                (folder / "pids.max").write_text(str(PROCESSES))
+                yield folder
+            return
+    pytest.skip("no controller of processes (v1) here")
+
+
+def run_in(group: Path, *arguments: str) -> dict[str, Any]:
+    """What the job in this group says of its incidents."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    job = subprocess.Popen(
+        [sys.executable, str(PROGRAM), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
+    )
+    with job:
+        try:
+            (group / "cgroup.procs").write_text(str(job.pid))
+            out, err = job.communicate("go\n", timeout=90)
+        except BaseException:
+            job.kill()
+            raise
+    assert job.returncode == 0, err[-2000:]
+    told: dict[str, Any] = json.loads(out)
+    return told
+
+
+@pytest.mark.parametrize(("method", "log"), [("fork", "with"), ("spawn", "with"), ("fork", "without")])
+def test_workers_that_the_limit_kills_are_told_from_one_that_is_killed_by_hand(
+    memory_group: Path, method: str, log: str
+) -> None:
+    """Two that eat at the same time each get their own kill; the third gets none. The log only adds certainty."""
+    ended = run_in(memory_group, "memory", method, log)
+
+    assert ended["delivered"] == HEALTHY_OF_MEMORY
+    told = ended["told"]
+    assert set(told) == {"3", "4", "8"}
+    with contextlib.closing(surroundings.KernelLog()) as kernel_log:
+        readable = log == "with" and kernel_log.readable
+    for index in ("3", "4"):
+        assert told[index]["name"] == "cgroup-limit", told[index]
+        assert told[index]["confidence"] == ("certain" if readable else "likely"), told[index]
+        assert f"{memory_group.name} reached its memory limit of 600 MiB" in told[index]["cause"]
+        assert any(str(memory_group) in fact for fact in told[index]["facts"])
+        assert "GiB instead of 600 MiB" in told[index]["remedies"][0]
+        assert told[index]["indices"] == [int(index)]
+    assert told["8"]["name"] == "killed", told["8"]
+    assert told["8"]["indices"] == [8]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_limit_of_processes_is_told_for_threads_and_for_forks(process_group: Path, method: str) -> None:
+    """RLIMIT_NPROC does not bind root, a container's limit does: both look the same from inside."""
+    ended = run_in(process_group, "processes", method, "with")
+
+    assert ended["delivered"] == [0, 1, 2, 4, 6, 7, 8, 9]
+    told = ended["told"]
+    assert {index: row["name"] for index, row in told.items()} == dict.fromkeys(("3", "5"), "processes-exhausted")
+    assert "no further thread, at hungry.py:" in told["3"]["cause"]
+    assert "no further process, at hungry.py:" in told["5"]["cause"]
+    assert "--pids-limit" in told["3"]["remedies"][0]

@@ -1,0 +1,79 @@
+"""Looking takes time, and a worker may get on meanwhile: then nobody is to be killed for what it has in hand by now."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from holdfast._capture import blackbox, stacks
+from holdfast._capture.blackbox import BlackBox
+from holdfast._forensics import hanging
+from holdfast._system import memory
+from holdfast.engines.watch import WatchSettings
+from holdfast.engines.watching import Watched, look_after
+from holdfast.evidence import Seen
+from holdfast.incident import Stage
+
+SETTINGS = WatchSettings(sample_timeout=1.0, floor_s=30.0)
+SEEN = Seen(watched_s=0.05)
+
+
+@pytest.fixture
+def late() -> Iterator[BlackBox]:
+    """The box of a worker that has been fetching its second sample for ten seconds."""
+    fd = memory.create(blackbox.SIZE)
+    box = BlackBox(memory.attach(fd))
+    os.close(fd)
+    box.begin(os.getpid())
+    box.enter(Stage.FETCHING, 3, 1)
+    box.words[blackbox.SINCE] = time.monotonic_ns() - 10_000_000_000
+    yield box
+    box.release()
+
+
+def looked_at(box: BlackBox, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], object]) -> float | None:
+    """After how long it is condemned, if at all. What really happens in that time is the race that this is about."""
+
+    def see(*_: object, **__: object) -> Seen:
+        meanwhile()
+        return SEEN
+
+    monkeypatch.setattr(hanging, "see", see)
+    found = look_after(Watched(), box, os.getpid(), -1, SETTINGS, 0.0)
+    assert found.seen is (None if found.condemned_after_s is None else SEEN)
+    return found.condemned_after_s
+
+
+def test_a_late_worker_is_condemned_with_what_was_seen(late: BlackBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands where it stood."""
+    assert looked_at(late, monkeypatch, lambda: None) == pytest.approx(10, abs=1)
+
+
+def test_a_worker_that_got_on_while_it_was_looked_at_is_spared(late: BlackBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next sample would pay for the last one."""
+    assert looked_at(late, monkeypatch, lambda: late.fetch(2)) is None
+
+
+@pytest.mark.parametrize(
+    ("again", "moved"),
+    [
+        ("a.py, line 1 in f\nb.py, line 2 in g\nc.py, line 3 in h", False),
+        ("a.py, line 1 in f\nb.py, line 2 in g", False),
+        ("a.py, line 1 in f\nb.py, li", False),
+        ("a.p", False),
+        ("", False),
+        ("a.py, line 9 in f\nb.py, line 2 in g\nc.py, line 3 in h", True),
+        ("a.py, line 9 in f", True),
+        ("a.py, line 1 in f\nb.py, line 5 in g\nc.py, line 3 in h", True),
+        ("b.py, line 2 in g\nc.py, line 3 in h", True),
+    ],
+)
+def test_a_stack_that_is_cut_short_has_not_moved(again: str, moved: bool) -> None:
+    """A worker that was without a processor while it wrote is not one that gets on."""
+    frames = "a.py, line 1 in f\nb.py, line 2 in g\nc.py, line 3 in h"
+
+    assert stacks.differ(frames, again) is moved
+    assert stacks.differ(again, frames) is moved

@@ -1,0 +1,95 @@
+"""Workers use as many threads as they are told, whatever library starts them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import holdfast
+from holdfast._worker.threads import VARIABLES
+
+METHODS = ("fork", "spawn", "forkserver")
+
+
+def openblas_threads() -> int | None:
+    """What NumPy's OpenBLAS says of itself; None where NumPy has another."""
+    import ctypes
+
+    from holdfast._worker import threads
+
+    for path in threads._loaded():
+        library: Any = ctypes.CDLL(path)
+        for name in ("scipy_openblas_get_num_threads64_", "openblas_get_num_threads"):
+            if hasattr(library, name):
+                return int(getattr(library, name)())
+    return None
+
+
+class Told(Dataset[Any]):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        import numpy  # noqa: F401
+
+        return torch.get_num_threads(), openblas_threads(), [os.environ.get(name) for name in VARIABLES]
+
+
+def told_by(method: str, **more: Any) -> Any:
+    loader = holdfast.DataLoader(
+        Told(), batch_size=None, num_workers=1, multiprocessing_context=method, collate_fn=lambda_free, **more
+    )
+    return next(iter(loader))
+
+
+def lambda_free(sample: Any) -> Any:
+    return sample
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("count", [1, 3])
+def test_every_library_gets_so_many_threads(method, count):
+    """Those that are loaded, and those that will be."""
+    by_torch, by_openblas, by_environment = told_by(method, worker_threads=count)
+
+    assert by_torch == count
+    assert by_openblas in (count, None)
+    assert by_environment == [str(count)] * len(VARIABLES)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_is_the_default(method):
+    """As torch has it for itself."""
+    by_torch, by_openblas, _ = told_by(method)
+
+    assert (by_torch, by_openblas or 1) == (1, 1)
+
+
+def test_none_leaves_everything_as_it_is():
+    """For those who set it themselves."""
+    before = [os.environ.get(name) for name in VARIABLES]
+
+    _, by_openblas, by_environment = told_by("fork", worker_threads=None)
+
+    assert by_environment == before
+    assert by_openblas == openblas_threads()
+
+
+def test_the_trainer_keeps_its_threads():
+    """Only workers are limited."""
+    before = torch.get_num_threads(), openblas_threads(), dict(os.environ)
+
+    told_by("fork", worker_threads=1)
+
+    assert (torch.get_num_threads(), openblas_threads(), dict(os.environ)) == before
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "2", True])
+def test_what_is_no_number_of_threads_is_refused(value):
+    """At once, by name."""
+    with pytest.raises((TypeError, ValueError), match="worker_threads must be"):
+        holdfast.DataLoader(Told(), worker_threads=value)
