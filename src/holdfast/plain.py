@@ -49,11 +49,6 @@ def plain(value: Any) -> Any:
     return text if len(text) <= _LONGEST_REPR else text[: _LONGEST_REPR - 1] + "…"
 
 
-def described(incident: Incident) -> tuple[str, ...]:
-    """The samples in the user's words, where a loader has `describe=`."""
-    return tuple(getattr(incident, "described", ()))
-
-
 def of_incident(incident: Incident) -> dict[str, Any]:
     """Everything that an incident has, and the words for it, as what JSON knows."""
     indices = tuple(plain(i) for i in incident.indices)
@@ -129,6 +124,7 @@ def _of_failure(failure: Failure) -> dict[str, Any]:
         "culprits": list(failure.culprits),
         "ordinal": failure.ordinal,
         "stand_in": plain(failure.stand_in),
+        "place": failure.place,
         "pickled_type": failure.pickled_type.hex() if failure.pickled_type is not None else None,
     }
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from holdfast.errors import python_line
 from holdfast.incident import Incident
-from holdfast.plain import described
 
 _MOST_ROWS = 100
 _LONGEST_CELL = 2000
@@ -68,7 +67,7 @@ def _rows(incident: Incident) -> list[tuple[str, Any]]:
         ("verdict", f"{verdict.name} ({verdict.confidence})" if verdict else ""),
         ("cause", verdict.cause if verdict else incident.cause),
         ("sample", incident.sample),
-        ("", "\n".join(described(incident)[:_MOST_ROWS]) if len(incident.indices) > 1 else ""),
+        ("", "\n".join(incident.described[:_MOST_ROWS]) if len(incident.indices) > 1 else ""),
         ("python", python_line(incident.stack) or _last_line(incident)),
         ("native", native),
         ("what was done", incident.action),

@@ -7,8 +7,11 @@ Never   a process: real ones are in the tests of verdicts.
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
+import enum
 import signal
+import typing
 from typing import Any
 
 from hypothesis import strategies as st
@@ -21,12 +24,10 @@ from holdfast.evidence import (
     Instruction,
     MemorySample,
     Oom,
-    Seen,
     Surroundings,
-    ThreadSeen,
     Worked,
 )
-from holdfast.incident import Decision, Exit, Failure, Incident, IncidentKind, InHand, Stage
+from holdfast.incident import Exit, Failure, Incident, IncidentKind, InHand, Stage
 from holdfast.verdicts import Confidence, Name, Verdict
 
 # Every character that Python's str can hold: file names bring surrogates, messages bring anything.
@@ -47,23 +48,31 @@ def maybe(kind: Any) -> Any:
     return st.none() | kind
 
 
-memory_samples = st.builds(MemorySample, floats, counts, maybe(counts))
-worked = st.builds(
-    Worked, some(counts), some(plain_indices), counts, some(memory_samples), maybe(counts), maybe(counts),
-    maybe(counts), maybe(st.booleans()),
-)  # fmt: skip
-threads = st.builds(
-    ThreadSeen, counts, texts, texts, texts, some(words_of_memory), texts, texts, st.booleans(), some(texts)
-)
-seen = st.builds(Seen, some(threads), floats, st.booleans(), maybe(st.booleans()), texts, some(texts))
-ooms = st.builds(Oom, maybe(counts), maybe(counts), maybe(counts), maybe(counts), texts, texts)
-surroundings = st.builds(
-    Surroundings, ooms, maybe(counts), maybe(counts), texts, maybe(counts), maybe(counts),
-    st.dictionaries(texts, counts, max_size=3),
-)  # fmt: skip
-places = st.builds(CodePlace, words_of_memory, texts, maybe(counts), texts, maybe(counts))
-instructions = st.builds(Instruction, texts, counts, some(texts), some(texts), st.booleans())
-examined = st.builds(Examined, maybe(places), some(places), maybe(instructions), texts)
+def made(hint: Any) -> Any:
+    """Anything of this type: whatever fields row 0 is given, they are tried."""
+    if hint is Any:
+        return plain_indices
+    if dataclasses.is_dataclass(hint):
+        return all_of(hint)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return st.sampled_from(hint)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple:
+        return some(made(arguments[0]))
+    if origin is collections.abc.Mapping:
+        return st.dictionaries(made(arguments[0]), made(arguments[1]), max_size=3)
+    if type(None) in arguments:
+        return maybe(made(next(kind for kind in arguments if kind is not type(None))))
+    return {int: counts, str: texts, bool: st.booleans(), float: floats, bytes: st.binary(max_size=20)}[hint]
+
+
+def all_of(kind: type, **chosen: Any) -> Any:
+    """Instances of a dataclass, every field drawn."""
+    hints = typing.get_type_hints(kind)
+    drawn = {field.name: made(hints[field.name]) for field in dataclasses.fields(kind) if field.name not in chosen}
+    return st.builds(kind, **drawn, **chosen)
+
+
 regions = st.builds(Region, words_of_memory, words_of_memory, texts, words_of_memory, texts)
 crashes = st.builds(
     CrashRecord,
@@ -91,40 +100,17 @@ crashes = st.builds(
     return_addresses=some(words_of_memory),
     possible_return_addresses=some(words_of_memory),
     regions=some(regions),
+    message=texts,
+    shared_free_bytes=maybe(counts),
+    shared_bytes=maybe(counts),
 )
-evidence = st.builds(
-    Evidence, worked, maybe(seen), maybe(surroundings), texts, maybe(crashes), st.booleans(), maybe(examined)
-)
-verdicts = st.builds(Verdict, st.sampled_from(Name), texts, some(texts), some(texts), st.sampled_from(Confidence))
-failures = st.builds(
-    Failure, texts, texts, texts, maybe(st.binary(max_size=20)), st.sampled_from(Stage), counts,
-    maybe(st.sampled_from(Decision)), counts, some(counts), counts, plain_indices,
-)  # fmt: skip
-incidents = st.builds(
+evidence = all_of(Evidence, crash=maybe(crashes))
+verdicts = all_of(Verdict)
+failures = all_of(Failure)
+incidents = all_of(
     Incident,
-    kind=st.sampled_from(IncidentKind),
-    slot=counts,
-    incarnation=counts,
-    pid=counts,
-    batch=counts,
-    in_hand=st.builds(InHand, st.sampled_from(Stage), counts, counts, floats, maybe(counts)),
-    action=texts,
-    positions=some(counts),
-    index=plain_indices,
-    indices=some(plain_indices),
-    epoch=counts,
-    exit=maybe(st.builds(Exit, maybe(st.integers(0, 64)), maybe(st.integers(0, 255)))),
-    failure=maybe(failures),
-    stack=texts,
     evidence=evidence,
-    verdict=maybe(verdicts),
-    attempt=counts,
-    attempts_allowed=counts,
-    number=counts,
-    id=texts,
-    when=floats,
-    hung=st.booleans(),
-    stuck=st.booleans(),
+    exit=maybe(st.builds(Exit, maybe(st.integers(0, 64)), maybe(st.integers(0, 255)))),
 )
 
 
@@ -168,7 +154,7 @@ def segfault(**more: Any) -> Incident:
             threads=3,
         ),
         surroundings=Surroundings(
-            Oom(0, 0, 1 << 30, 950 << 20, "/docker/ab12"), 2 << 30, 16 << 30, limits={"nofile": 1024, "core": -1}
+            Oom(0, 0, 0, 1 << 30, 950 << 20, "/docker/ab12"), 2 << 30, 16 << 30, limits={"nofile": 1024, "core": -1}
         ),
         last_words="libimgcodecs: warning: marker not found\n",
         crash=crash,

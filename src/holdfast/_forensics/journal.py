@@ -206,7 +206,7 @@ def _row(incident: Incident, job: Job) -> Any:
     import secrets
 
     from holdfast._forensics.journal_file import Row
-    from holdfast.plain import described, plain
+    from holdfast.plain import plain
 
     samples = [_line(plain(index)) for index in incident.indices[:1000]]
     return Row(
@@ -216,7 +216,7 @@ def _row(incident: Incident, job: Job) -> Any:
         kind=incident.kind.value,
         sentence=_line(str(incident)),
         samples="\n".join(samples),
-        described="\n".join(_line(text) for text in described(incident)[:1000]),
+        described="\n".join(_line(text) for text in incident.described[:1000]),
         slot=max(-1, min(incident.slot, 2**31)),
         command=job.command,
         folder=job.folder,

@@ -14,7 +14,6 @@ from holdfast._forensics.job import Job
 from holdfast.crashes import CrashRecord
 from holdfast.errors import python_line
 from holdfast.incident import Incident
-from holdfast.plain import described
 
 _MOST_FACTS = 20
 _MOST_FRAMES = 24
@@ -55,7 +54,7 @@ def summary(incident: Incident) -> Section:
     if incident.indices:
         rows.append(("sample", incident.sample.removeprefix("samples ").removeprefix("sample ")))
     if len(incident.indices) > 1:  # of a single one the words stand beside its index
-        rows += [("", text) for text in described(incident)[:_MOST_DESCRIBED]]
+        rows += [("", text) for text in incident.described[:_MOST_DESCRIBED]]
     if examined is not None and examined.place is not None:
         rows.append(("native", examined.place.words))
     python = python_line(incident.stack)
