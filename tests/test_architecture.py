@@ -20,7 +20,7 @@ HOUSE = Path(__file__).parents[1] / "src" / "holdfast"
 ROWS = (
     {"records", "incident", "evidence", "verdicts", "crashes", "errors", "settings", "statistics"},
     {"_system", "_capture"},
-    {"_fleet", "_transport", "_worker", "_forensics", "_metrics", "share"},
+    {"_fleet", "_transport", "_worker", "_forensics", "_metrics", "_share"},
     {"engines"},
     {"loader", "pool", "graph"},
     {"dashboard", "testing", "doctor"},

@@ -37,6 +37,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
              words, or a `FaultPolicy` for the rest (retries, timeouts, limits)
     describe     a function index → text, such as a file name: messages and reports then show it
     on_incident  a callable, or several, that are given each `Incident` as it happens; what they raise is logged
+    share_dataset  True: what is large in the dataset (lists, dicts, arrays, tables, …) is moved into shared memory, as
+             by `holdfast.share`, in a copy for the workers; the log says what. Your dataset stays as it is
 
     A worker that dies is replaced and its work done again, whatever the policy: batches, their order and their
     random augmentation are those of an undisturbed run.
@@ -65,11 +67,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         faults: FaultRule | FaultPolicy = "raise",
         describe: Callable[[Any], str] | None = None,
         on_incident: Callable[[Incident], object] | Sequence[Callable[[Incident], object]] = (),
+        share_dataset: bool = False,
     ) -> None:
         self.faults = faults
         self.describe = check_callable("describe", describe)
         self._policy = fault_policy(faults)
         self._ledger = Ledger(check_listeners(on_incident))
+        self.share_dataset = share_dataset
+        self._moved: dict[int, tuple[Any, Any]] = {}  # what is shared of the dataset, from one epoch to the next
         self._latest: weakref.ref[SupervisedIterator] | None = None
         self.in_order = in_order
         options: dict[str, Any] = {
@@ -104,6 +109,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         iterator = SupervisedIterator(self)
         self._latest = weakref.ref(iterator)
         return iterator
+
+    def _dataset_for_workers(self) -> Any:
+        if not self.share_dataset:
+            return self.dataset
+        from holdfast._share import sharing
+
+        return sharing.dataset_for_workers(self.dataset, self._moved)
 
     def __iter__(self) -> Any:
         if isinstance(self._iterator, SupervisedIterator) and not self._iterator.usable:
@@ -141,4 +153,4 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_latest": None, "_iterator": None}
+        return {**self.__dict__, "_latest": None, "_iterator": None, "_moved": {}}
