@@ -126,7 +126,7 @@ def _is_named_tuple(obj: Any) -> bool:
 
 def has_attributes(obj: Any) -> bool:
     """Whether this is an object that can be looked into."""
-    return _attributes(obj) is not None
+    return _is_named_tuple(obj) or _attributes(obj) is not None
 
 
 def _attributes(obj: Any) -> dict[str, Any] | None:
