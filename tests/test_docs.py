@@ -1,6 +1,6 @@
 """Holds the documents to the code: their Python blocks run, their links lead somewhere, their tables are complete.
 
-Reads   README.md, ARCHITECTURE.md, CONTRIBUTING.md and docs/*.md.
+Reads   README.md, ARCHITECTURE.md, CONTRIBUTING.md docs/*.md and docs/guide/*.md.
 Writes  nothing; each document's blocks run in one namespace, in a process of their own.
 Never   a block after a comment `<!-- not run: reason -->`.
 """
@@ -19,7 +19,7 @@ import pytest
 from holdfast.settings import FaultPolicy
 
 ROOT = Path(__file__).parents[1]
-RUNNABLE = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RUNNABLE = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/guide").glob("*.md"))]
 DOCUMENTS = [*RUNNABLE, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]
 FENCE = re.compile(r"^```(\w*)$")
 NOT_RUN = re.compile(r"^<!-- not run: \S.* -->$")

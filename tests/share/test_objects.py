@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import logging
 import pickle
 import threading
 from collections import namedtuple
+from multiprocessing import context, popen_spawn_posix
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -34,10 +34,15 @@ def is_in_shared_memory(array: Any) -> bool:
 
 def handed_on(obj: Any) -> Any:
     """As to a process that multiprocessing starts, but in this one."""
-    file = io.BytesIO()
-    ForkingPickler(file).dump(obj)
-    assert file.tell() < 5000
-    return pickle.loads(file.getvalue())
+    starting = object.__new__(popen_spawn_posix.Popen)
+    starting._fds = []
+    context.set_spawning_popen(starting)
+    try:
+        pickled = bytes(ForkingPickler.dumps(obj))
+    finally:
+        context.set_spawning_popen(None)
+    assert len(pickled) < 5000
+    return pickle.loads(pickled)
 
 
 ARRAYS = {
@@ -85,6 +90,18 @@ def test_a_view_of_a_shared_array_is_handed_on_as_one():
     assert (by_value == view).all()
     assert not is_in_shared_memory(by_value)
     assert by_value.flags.writeable
+
+
+@pytest.mark.leaks_allowed  # torch sends tensors with a thread and a socket, which stay
+@pytest.mark.parametrize("pickled", [pickle.dumps, ForkingPickler.dumps], ids=["pickle", "multiprocessing"])
+def test_what_a_worker_sends_is_a_copy(pickled):
+    """Else the consumer's batch were the dataset itself, for all to see what is written to it."""
+    array, tensor = pickle.loads(pickled([share(numpy.arange(9))[2:], share(torch.arange(9))[2:]]))
+
+    array += 1
+    assert array.tolist() == [3, 4, 5, 6, 7, 8, 9]
+    assert tensor.tolist() == [2, 3, 4, 5, 6, 7, 8]
+    assert segments.find(tensor.data_ptr(), tensor.nbytes) is None
 
 
 def test_other_arrays_and_tensors_are_pickled_as_before():
@@ -155,6 +172,27 @@ def test_a_pandas_table_is_an_ordinary_one_in_shared_memory():
     assert handed_on(shared).equals(plain)
     assert share(handed_on(shared)["text"]) is not None
     assert share(plain["b"]).equals(plain["b"])
+
+
+def test_a_part_of_a_table_is_shared_without_the_rest_of_it():
+    """And a table that is not shared is pickled as it always was."""
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    whole = pandas.Series(texts(50_000), dtype="string[pyarrow]")
+    shared = share(whole[:100])
+
+    assert shared.equals(whole[:100])
+    assert segments.of(_only(shared)).size < 10_000
+    before = len(pickle.dumps(whole[:100]))
+    assert len(ForkingPickler.dumps(whole[:100])) < 2 * before
+
+
+def _only(series: Any) -> Any:
+    """The memory that a series of texts lies in."""
+    buffer = series.array._pa_array.chunk(0).buffers()[-1]
+    found = segments.find(buffer.address, buffer.size)
+    assert found is not None
+    return found[1]
 
 
 def test_an_arrow_table_is_an_ordinary_one_in_shared_memory():

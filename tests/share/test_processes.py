@@ -37,17 +37,11 @@ def private_bytes(pid: int) -> int:
 
 
 def workers() -> list[int]:
-    """All descendants but those of the standard library's own."""
-    found = psutil.Process().children(recursive=True)
-    return [
-        process.pid for process in found if "tracker" not in " ".join(process.cmdline()) and _has_dataset(process.pid)
-    ]
-
-
-def _has_dataset(pid: int) -> bool:
-    return pid != getattr(
-        getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None), "_forkserver_pid", -1
-    )
+    """All descendants but the standard library's own, which live as long as the interpreter."""
+    forkserver = sys.modules.get("multiprocessing.forkserver")
+    server = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
+    found = [process for process in psutil.Process().children(recursive=True) if process.pid != server]
+    return [process.pid for process in found if "resource_tracker import main" not in " ".join(process.cmdline())]
 
 
 def cost_of_an_epoch(kind: Any, method: str, names: Any) -> int:
@@ -63,6 +57,7 @@ def cost_of_an_epoch(kind: Any, method: str, names: Any) -> int:
     )
     total = sum(int(batch.sum()) for batch in loader)
     assert total == sum(map(digest, names))
+    assert len(workers()) >= 2
     cost = sum(map(private_bytes, workers()))
     loader._iterator._shutdown_workers()
     return cost

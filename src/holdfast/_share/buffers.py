@@ -4,8 +4,8 @@ Reads   arrays, tensors, pandas and Arrow tables, through the buffers that pickl
 Writes  reducers for multiprocessing's pickler, once: of arrays, tensors and Arrow buffers.
 Never   changes how anything that was not shared is pickled; imports neither torch nor pandas nor pyarrow.
 
-A process that is started gets a shared array by handle, for it is pickled by multiprocessing. Any other pickle of it
-(`pickle.dumps`, a checkpoint) has the values, as of any array.
+A process that multiprocessing starts gets a shared array by handle. Any other pickle of it (through a queue, by
+`pickle.dumps`, a checkpoint) has the values, as of any array.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import math
 import pickle
 import sys
 from collections.abc import Callable
+from multiprocessing import context
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -92,7 +93,7 @@ class ElementPickler:
         torch = sys.modules.get("torch")
         if torch is not None:
             table[torch.Tensor] = _take_apart
-        table |= dict.fromkeys(_arrow_arrays(), _bare)
+        table |= dict.fromkeys(_arrow_arrays(), lambda array: _bare(array) or array.__reduce_ex__(_PROTOCOL))
         self._pickler.dispatch_table = table
 
     def _take(self, buffer: pickle.PickleBuffer) -> bool:
@@ -135,7 +136,7 @@ def _tensor_from(buffer: Any, name: str, shape: tuple[int, ...]) -> Any:
 
 
 def _arrow_arrays() -> list[type]:
-    """pandas' arrays of Arrow memory, which copy it when they are pickled."""
+    """pandas' arrays of Arrow memory, which copy it when they are pickled, also where it is shared."""
     pandas = sys.modules.get("pandas")
     arrays = getattr(getattr(pandas, "core", None), "arrays", None)
     names = ("ArrowExtensionArray", "ArrowStringArray")
@@ -143,7 +144,10 @@ def _arrow_arrays() -> list[type]:
 
 
 def _bare(array: Any) -> Any:
-    """An array with the very memory that it has."""
+    """A shared array with the very memory that it has."""
+    held = [buffer for chunk in array._pa_array.chunks for buffer in chunk.buffers() if buffer is not None]
+    if not any(buffer.size and segments.find(buffer.address, buffer.size) for buffer in held):
+        return None
     return _bare_again, (type(array), {name: value for name, value in vars(array).items() if name != "_cache"})
 
 
@@ -222,14 +226,17 @@ def register() -> None:
 
 
 class _ByHandle:
-    """Reduces what lies in shared memory to where it lies, and anything else as before."""
+    """Reduces what lies in shared memory to where it lies, for a process that is being started; else as before.
+
+    Not for what a worker sends: the receiver's batch would be the dataset, for everybody, and to be written to.
+    """
 
     def __init__(self, place: Callable[[Any], Any], before: Callable[[Any], Any] | None) -> None:
         self._place = place
         self._before = before
 
     def __call__(self, obj: Any) -> Any:
-        placed = self._place(obj)
+        placed = self._place(obj) if context.get_spawning_popen() is not None else None
         if placed is not None:
             return placed
         return self._before(obj) if self._before is not None else obj.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
