@@ -15,17 +15,19 @@ import subprocess
 import sys
 import time
 import timeit
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import machine
+import numpy
 import torch
 
 from holdfast import DataLoader, share
 
 WAYS = ("nothing", "list", "shared")
 LOADERS = {"torch": torch.utils.data.DataLoader, "holdfast": DataLoader}
-BATCH = 10_000
+BATCH = 2_000
 
 
 def names(count: int) -> list[str]:
@@ -52,6 +54,20 @@ class Lengths(Names):
         return self.values[index] & 63
 
 
+class Shuffled(torch.utils.data.Sampler[int]):
+    """A random order without the list of Python numbers that torch's sampler makes: its remains would be counted."""
+
+    def __init__(self, count: int) -> None:
+        self.order = numpy.random.default_rng(0).permutation(count)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[int]:
+        for begin in range(0, len(self.order), BATCH):
+            yield from self.order[begin : begin + BATCH].tolist()
+
+
 def pss_bytes(pid: int) -> int:
     """PSS without that of files: how many others on this machine map the same libraries changes from run to run."""
     with open(f"/proc/{pid}/smaps_rollup") as lines:
@@ -74,7 +90,6 @@ def _descendants(pid: int) -> list[int]:
 
 def measure(way: str, loader_name: str, count: int, workers: int) -> dict[str, float]:
     """In a process of its own: one epoch in a random order."""
-    torch.manual_seed(0)
     found: dict[str, float] = {}
     if way == "nothing":
         dataset: Names = Lengths(range(count))
@@ -93,7 +108,7 @@ def measure(way: str, loader_name: str, count: int, workers: int) -> dict[str, f
     loader = LOADERS[loader_name](
         dataset,
         batch_size=BATCH,
-        shuffle=True,
+        sampler=Shuffled(count),
         num_workers=workers,
         multiprocessing_context="fork",
         persistent_workers=True,
