@@ -386,6 +386,18 @@ def test_a_loader_shares_its_dataset_when_it_is_asked_to(caplog, share_it):
     assert type(plain.names) is list
 
 
+def test_a_loader_says_so_when_there_is_nothing_to_share(caplog):
+    """Or one would wait for an effect."""
+    loader = DataLoader(
+        TensorDataset(torch.zeros(8)), num_workers=1, multiprocessing_context="fork", share_dataset=True
+    )
+    with caplog.at_level(logging.INFO, "holdfast"):
+        delivered = len(list(loader))
+
+    assert delivered == 8
+    assert "nothing in the dataset is both large and of a kind that can be shared" in caplog.messages
+
+
 def test_parts_say_where_what_and_how_large():
     """For whoever wants to know."""
     (part,) = shared_parts({"labels": share(list(range(100_000)))})

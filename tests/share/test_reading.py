@@ -184,6 +184,10 @@ def test_a_list_of_numbers_is_an_array_without_a_copy_where_that_is_asked_for():
     assert numpy.asarray(share([0.5, 1.5])).tolist() == [0.5, 1.5]
     assert numpy.asarray(share(["a", "bc"])).tolist() == ["a", "bc"]
     assert not numpy.asarray(shared, dtype=numpy.int16).flags.owndata
+    with pytest.raises(ValueError, match="these numbers lie there as int16: as int64 they are a copy"):
+        shared.__array__(copy=False)
+    with pytest.raises(ValueError, match="anything but numbers cannot be an array without a copy"):
+        share(["a"]).__array__(copy=False)
 
 
 def test_types_are_those_of_the_plain_ones():
