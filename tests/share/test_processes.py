@@ -203,6 +203,11 @@ def test_nothing_is_left_when_its_users_are_killed(tmp_path, system, method, who
 
     assert gone(lambda: names_of(trainer.pid)), names_of(trainer.pid)
     assert gone(lambda: living(tag)), living(tag)
+    # The black box of a worker that was just being started is another matter, and not this test's.
+    boxes = [name for name in os.listdir("/dev/shm") if name.startswith(f"hf-{trainer.pid}-")]
+    assert all(name.endswith("b") for name in boxes), boxes
+    for name in boxes:
+        os.unlink(f"/dev/shm/{name}")
 
 
 def with_suppressed_kill(pid: int) -> None:
