@@ -43,7 +43,10 @@ test: setup lint  ## lint, all tests, and the wheel (PYTEST_ARGS='-k name' to ch
 
 portable: setup  ## the same faults and batches on the portable system layer, as macOS and Windows have it
 	HOLDFAST_SYSTEM=portable $(BIN)/python -m pytest -n 2 tests/test_transport.py tests/test_desk.py \
-		tests/faults/test_any_system.py $(PYTEST_ARGS) $(MAY_BE_EMPTY)
+		tests/faults/test_any_system.py tests/share/test_reading.py \
+		tests/share/test_processes.py::test_everything_that_was_shared_is_read_by_workers \
+		tests/share/test_processes.py::test_a_name_goes_with_the_data_on_the_portable_layer \
+		$(PYTEST_ARGS) $(MAY_BE_EMPTY)
 
 wheel: setup  ## build the wheel and run an epoch with it, away from src
 	.ci/check-wheel $(BIN)/python
@@ -51,10 +54,11 @@ wheel: setup  ## build the wheel and run an epoch with it, away from src
 demo: setup  ## run the demonstration
 	$(BIN)/python demo/demo.py
 
-bench: setup  ## measure throughput against stock PyTorch, recovery, and what evidence costs
+bench: setup  ## measure throughput against stock PyTorch, recovery, what evidence costs, what sharing saves
 	$(BIN)/python benchmarks/throughput.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/capture.py
+	$(BIN)/python benchmarks/sharing.py
 
 bench-peers: setup  ## the same for torchdata, Grain and SPDL; installs them, and matplotlib for the plots
 	@$(BIN)/python -m pip install -qq -e '.[torch,bench]' -c constraints.txt

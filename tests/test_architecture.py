@@ -23,7 +23,7 @@ ROWS = (
         *("errors", "settings", "statistics"),
     },
     {"_system", "_capture"},
-    {"_fleet", "_transport", "_worker", "_forensics", "_metrics", "share"},
+    {"_fleet", "_transport", "_worker", "_forensics", "_metrics", "_share"},
     {"engines"},
     {"loader", "pool", "graph"},
     {"dashboard", "testing", "doctor"},

@@ -8,6 +8,7 @@ Never   a block after a comment `<!-- not run: reason -->`.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import re
 import subprocess
@@ -15,12 +16,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import holdfast
 from holdfast.settings import FaultPolicy
 from holdfast.verdicts import Name, Verdict
 
 ROOT = Path(__file__).parents[1]
-RUNNABLE = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RUNNABLE = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "guide").glob("*.md"))]
 CRASHES = ROOT / "docs" / "crashes"
 DOCUMENTS = [
     *RUNNABLE,
@@ -120,7 +123,7 @@ def test_every_page_is_about_a_verdict():
 
 
 def test_readme_has_every_option_with_its_default():
-    """The table of FaultPolicy says what the class says."""
+    """The tables of DataLoader and FaultPolicy say what the classes say."""
     rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (.+?) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
     told = {
         name: default.strip("`")
@@ -128,8 +131,16 @@ def test_readme_has_every_option_with_its_default():
         for name, default in zip(re.findall(r"\w+", names), defaults.split(", "), strict=True)
     }
     options = {field.name: json.dumps(field.default) for field in dataclasses.fields(FaultPolicy)}
+    in_words = {"on_crash": "as `on_error", "retry_on": "()"}  # what JSON cannot say
 
-    assert told == {**options, "on_crash": "as `on_error", "retry_on": "()"}  # in words what JSON cannot say
+    assert told == {**options, **in_words, **loader_options()}
+
+
+def loader_options() -> dict[str, str]:
+    """What `DataLoader` takes beyond torch's own."""
+    theirs = inspect.signature(torch.utils.data.DataLoader.__init__).parameters
+    ours = inspect.signature(holdfast.DataLoader.__init__).parameters
+    return {name: repr(parameter.default).replace("'", '"') for name, parameter in ours.items() if name not in theirs}
 
 
 def test_the_map_stays_a_map():

@@ -12,6 +12,11 @@ __version__ = "0.1.0"
 _HOMES = {
     "DataLoader": "holdfast.loader.dataloader",
     "FaultPolicy": "holdfast.settings",
+    "SharedDict": "holdfast._share.mappings",
+    "SharedList": "holdfast._share.sequences",
+    "SharedPart": "holdfast._share.sharing",
+    "share": "holdfast._share.sharing",
+    "shared_parts": "holdfast._share.sharing",
     "Incident": "holdfast.incident",
     "IncidentKind": "holdfast.incident",
     "Statistics": "holdfast.statistics",
@@ -31,16 +36,24 @@ __all__ = [
     "HoldfastError",
     "Incident",
     "IncidentKind",
+    "SharedDict",
+    "SharedList",
+    "SharedPart",
     "Statistics",
     "TooManyFaultsError",
     "Webhook",
     "WorkerCrashedError",
     "WorkerHungError",
     "WorkerStartError",
+    "share",
+    "shared_parts",
 ]
 
 if TYPE_CHECKING:
     from holdfast._forensics.alerts import Webhook
+    from holdfast._share.mappings import SharedDict
+    from holdfast._share.sequences import SharedList
+    from holdfast._share.sharing import SharedPart, share, shared_parts
     from holdfast.errors import (
         ForkedLoaderError,
         HoldfastError,

@@ -114,11 +114,10 @@ def _remedies(incident: Incident, told: Sequence[str] = ()) -> list[str]:
     if verdict is None:
         return []
     new = [remedy for remedy in verdict.remedies if remedy not in told]
-    return [*new[:_MOST_REMEDIES], f"{_explain(verdict.name)}   what this means, and what else helps"]
-
-
-def _explain(name: str) -> str:
-    return f"holdfast explain {name}"
+    read_on = [f"holdfast explain {verdict.name}   what this means, and what else helps"]
+    if incident.id and os.environ.get("HOLDFAST_JOURNAL") != "0":
+        read_on.append(f"holdfast report {incident.id}   everything that was saved")
+    return [*new[:_MOST_REMEDIES], *read_on]
 
 
 def _message(incident: Incident, rows: list[tuple[str, str]]) -> str:

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 import holdfast
 from holdfast import FaultPolicy, Incident
+from holdfast._forensics import journal
 from holdfast.evidence import RECENT_SAMPLES, Evidence
 from holdfast.incident import IncidentKind, InHand, Stage
 from holdfast.loader.ledger import KEPT_WHOLE, Ledger
@@ -119,6 +120,19 @@ def test_the_error_names_the_sample_in_the_users_words():
         list(loader)
 
 
+def test_the_error_names_the_report_unless_there_is_no_journal(monkeypatch):
+    """What it leads to must be there."""
+    with pytest.raises(holdfast.WorkerCrashedError) as told:
+        list(loader_of(faults="raise", sampler=[301]))
+    assert f"holdfast report {told.value.incident.id}   everything that was saved" in str(told.value)
+
+    monkeypatch.setenv("HOLDFAST_JOURNAL", "0")
+    with pytest.raises(holdfast.WorkerCrashedError) as told:
+        list(loader_of(faults="raise", sampler=[301]))
+    assert "holdfast report" not in str(told.value)
+    assert "holdfast explain exited" in str(told.value)
+
+
 def test_words_that_cannot_be_had_are_no_reason_to_lose_an_incident():
     """A describe that fails says so in its place."""
     loader = loader_of(describe=lambda index: {}[index], sampler=[1, 303])
@@ -176,6 +190,7 @@ def test_an_epoch_with_incidents_is_summed_up_in_the_log(workers, caplog):
     assert len(told) == 1
     assert told[0].startswith(f"epoch 0 ended with {1 if workers == 0 else 2} incident")
     assert "303" in told[0].rpartition("left out or replaced")[2]
+    assert str(journal.path()) in told[0]
 
     caplog.clear()
     loader = loader_of(num_workers=workers, sampler=[0, 1])

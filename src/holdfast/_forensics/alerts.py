@@ -23,7 +23,7 @@ from typing import Any
 
 from holdfast._forensics.courier import Courier
 from holdfast._forensics.job import Job, this_job
-from holdfast.incident import Incident
+from holdfast.incident import Incident, IncidentKind
 from holdfast.plain import of_incident
 from holdfast.verdicts import Name
 
@@ -80,6 +80,8 @@ class Webhook:
     def __call__(self, incident: Incident) -> None:
         """Take it, and return at once."""
         try:
+            if incident.kind is IncidentKind.RECYCLED:
+                return  # nothing went wrong
             if self._only is None or (incident.verdict is not None and incident.verdict.name in self._only):
                 self._courier.post((incident, this_job()))
         except Exception:

@@ -6,6 +6,9 @@ Never   anything of its own.
 
     maker: create → attach → handle to the other side → let_go      (or discard, if it is never handed on)
     other side: adopt
+
+    for many: create → publish → attach → a ticket to each → withdraw
+    each of them: redeem → attach → withdraw
 """
 
 from __future__ import annotations
@@ -14,8 +17,42 @@ from holdfast._system import choice
 from holdfast._system.nameless import Handle
 
 if choice.PORTABLE:
-    from holdfast._system.named import adopt, attach, create, discard, let_go, sweep
+    from holdfast._system.named import (
+        adopt,
+        attach,
+        create,
+        discard,
+        let_go,
+        publish,
+        redeem,
+        sweep,
+        ticket,
+        withdraw,
+    )
 else:
-    from holdfast._system.nameless import adopt, attach, create, discard, let_go, sweep
+    from holdfast._system.nameless import (
+        adopt,
+        attach,
+        create,
+        discard,
+        let_go,
+        publish,
+        redeem,
+        sweep,
+        ticket,
+        withdraw,
+    )
 
-__all__ = ["Handle", "adopt", "attach", "create", "discard", "let_go", "sweep"]
+__all__ = [
+    "Handle",
+    "adopt",
+    "attach",
+    "create",
+    "discard",
+    "let_go",
+    "publish",
+    "redeem",
+    "sweep",
+    "ticket",
+    "withdraw",
+]

@@ -3,6 +3,9 @@
 Reads   nothing.
 Writes  named segments; a name exists from the making until whoever it was made for has attached it.
 Never   a name for longer than that: what is left after a kill is swept by the process number in it.
+
+A published segment is the exception: it keeps its name, for workers that start later, until its maker withdraws it.
+Python's resource tracker knows of it, and takes the name away when the maker and all that it started are dead.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import itertools
 import mmap
 import os
 import sys
+from multiprocessing import resource_tracker
+from typing import Any
 
 from holdfast._system.nameless import Handle, map_descriptor
 
@@ -86,3 +91,42 @@ def sweep(pid: int) -> None:
         for name in os.listdir("/dev/shm"):
             if name.startswith(f"{_PREFIX}-{pid}-"):
                 discard(f"/{name}")
+
+
+def publish(handle: Handle, size: int) -> None:
+    """Many will attach this memory, now and later, by its name. Room is taken at once: a full /dev/shm is an
+    OSError here, and would be the death of whoever writes there (SIGBUS) later.
+    """
+    if _WINDOWS:
+        return
+    fd = _posixshmem.shm_open(str(handle), os.O_RDWR, mode=0o600)
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, max(1, size))
+    except BaseException:
+        discard(handle)
+        raise
+    finally:
+        os.close(fd)
+    resource_tracker.register(str(handle), "shared_memory")
+
+
+def withdraw(handle: Handle) -> None:
+    """The name goes, if we gave it; whoever has attached the memory keeps it."""
+    if str(handle).startswith(f"/{_PREFIX}-{os.getpid()}-"):
+        discard(handle)
+        if not _WINDOWS:
+            resource_tracker.unregister(str(handle), "shared_memory")
+
+
+def ticket(handle: Handle) -> Any:
+    """What a pickle carries of a handle: the name."""
+    return handle
+
+
+def redeem(ticket: Any, mark: bytes, size: int) -> Handle | None:
+    """The name, if the memory behind it begins with `mark`; None where there is none any more."""
+    try:
+        return ticket if bytes(attach(ticket, size)[: len(mark)]) == mark else None
+    except OSError:
+        return None

@@ -7,11 +7,13 @@ Never   /dev/shm, nor anything that a killed process could leave behind.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
 import weakref
-from typing import TypeAlias
+from multiprocessing import context, reduction
+from typing import Any, TypeAlias
 
 Handle: TypeAlias = int | str  # here a descriptor
 
@@ -68,6 +70,44 @@ def discard(handle: Handle) -> None:
 
 def sweep(pid: int) -> None:
     """What a dead process had made and not handed on. Nothing, here: it went with its descriptors."""
+
+
+def publish(handle: Handle, size: int) -> None:
+    """Many will attach this memory, now and later. Nothing to do: it goes with the last descriptor of it."""
+
+
+def withdraw(handle: Handle) -> None:
+    """We attach it no more, nor hand it on."""
+    os.close(int(handle))
+
+
+def ticket(handle: Handle) -> Any:
+    """What a pickle carries of a handle: our number for it, and a copy where a process is being started with it."""
+    started = context.get_spawning_popen() is not None
+    return os.getpid(), int(handle), reduction.DupFd(int(handle)) if started else None
+
+
+def redeem(ticket: Any, mark: bytes, size: int) -> Handle | None:
+    """A handle of our own for memory that begins with `mark`; None where the ticket leads to it no longer."""
+    pid, number, copy = ticket
+    if copy is not None:
+        # Not closed where it is another's by now: this ticket was redeemed before, and its number given anew.
+        with contextlib.suppress(OSError, IndexError, TypeError):
+            fd = int(copy.detach())
+            if os.pread(fd, len(mark), 0) == mark:
+                os.set_inheritable(fd, False)
+                return fd
+    try:
+        fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if os.pread(fd, len(mark), 0) == mark:
+            return fd
+    except OSError:
+        pass  # a pipe, a terminal: not ours, then
+    os.close(fd)
+    return None
 
 
 def map_descriptor(fd: int, size: int | None) -> ctypes.Array[ctypes.c_ubyte]:

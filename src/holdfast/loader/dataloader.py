@@ -44,6 +44,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     memory_limit  private memory of a worker, such as "4GiB": near it the worker is recycled after its batch, at it
                  the sample in hand is treated as at a crash
     recycle_after  a fresh worker after so many batches (500), samples ("20000 samples") or growth ("1GiB")
+    share_dataset  True: what is large in the dataset (lists, dicts, arrays, tables, …) is moved into shared memory, as
+             by `holdfast.share`, in a copy for the workers; the log says what. Your dataset stays as it is
 
     A worker that dies is replaced and its work done again, whatever the policy: batches, their order and their
     random augmentation are those of an undisturbed run.
@@ -75,6 +77,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         worker_threads: int | None = 1,
         memory_limit: str | int | None = None,
         recycle_after: str | int | None = None,
+        share_dataset: bool = False,
     ) -> None:
         self.faults = faults
         self.memory_limit, self.recycle_after = memory_limit, recycle_after
@@ -83,6 +86,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.describe = check_callable("describe", describe)
         self._policy = fault_policy(faults)
         self._ledger = Ledger(check_listeners(on_incident))
+        self.share_dataset = share_dataset
+        self._moved: dict[int, tuple[Any, Any]] = {}  # what is shared of the dataset, from one epoch to the next
         self._latest: weakref.ref[SupervisedIterator] | None = None
         self.in_order = in_order
         options: dict[str, Any] = {
@@ -118,6 +123,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._latest = weakref.ref(iterator)
         return iterator
 
+    def _dataset_for_workers(self) -> Any:
+        if not self.share_dataset:
+            return self.dataset
+        from holdfast._share import sharing
+
+        return sharing.dataset_for_workers(self.dataset, self._moved)
+
     def __iter__(self) -> Any:
         if isinstance(self._iterator, SupervisedIterator) and not self._iterator.usable:
             self._iterator._shutdown_workers()
@@ -152,4 +164,4 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_latest": None, "_iterator": None}
+        return {**self.__dict__, "_latest": None, "_iterator": None, "_moved": {}}

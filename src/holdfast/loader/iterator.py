@@ -103,7 +103,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             init = functools.partial(torch_loader._sharding_worker_init_fn, init, self._world_size, self._rank)
         settings = JobSettings(
-            dataset=self._dataset,
+            dataset=loader._dataset_for_workers(),
             collate_fn=self._collate_fn,
             batched=self._auto_collation,
             drop_last=self._drop_last,

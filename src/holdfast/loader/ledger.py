@@ -150,7 +150,8 @@ class Ledger:
         seen = [i for i in self.incidents[self._summed_up :] if i.kind is not IncidentKind.RECYCLED]
         self._summed_up = len(self.incidents)
         if seen:
-            log.warning("%s", summary(self.epoch, seen, self.quarantine))
+            where = f"; «holdfast incidents» has them all, from {journal.path()}" if journal.is_on() else ""
+            log.warning("%s%s", summary(self.epoch, seen, self.quarantine), where)
 
 
 def summary(epoch: int, incidents: Sequence[Incident], quarantine: Quarantine) -> str:

@@ -9,6 +9,7 @@ The zygote stays its parent and watchman. Slower to start than a fork by the use
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -37,8 +38,11 @@ def become(slot: int, descriptors: tuple[int, ...], payload: Any, entry: Callabl
     os.write(fd, len(told).to_bytes(8, "little") + told)
     with os.fdopen(os.dup(fd), "wb") as file:
         file.write(rest)
-    for number in (fd, *descriptors, *inherited):
+    for number in (fd, *descriptors):
         os.set_inheritable(number, True)
+    for number in inherited:
+        with contextlib.suppress(OSError):  # the zygote's own socket is among them, and is closed here by now
+            os.set_inheritable(number, True)
     folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     code = f"import sys; sys.path.append({folder!r}); from holdfast.engines.local.solo import main; main({fd})"
     executable = os.fsdecode(spawn.get_executable())
