@@ -16,8 +16,8 @@ from holdfast.verdicts import Confidence, Name, Verdict
 RULES = (
     *growth.RULES,
     *hangs.RULES,
-    *starts.RULES,
     *python.RULES,
+    *starts.RULES,
     *instructions.RULES,
     *faults.RULES,
     *aborts.RULES,
