@@ -34,8 +34,8 @@ ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
 ALLOWED_SIDEWAYS = {("_worker", "_transport")}
 PURE = {
     *("_fleet/machine.py", "_fleet/policy.py", "_fleet/growth.py", "_forensics/verdict.py", "_metrics/fold.py"),
-    *(f"_forensics/rules/{name}.py" for name in ("aborts", "faults", "hangs", "instructions", "kills", "python")),
-    *("_forensics/rules/starts.py", "_forensics/frames.py"),
+    *(f"_forensics/rules/{name}.py" for name in ("aborts", "faults", "growth", "hangs", "instructions", "kills")),
+    *("_forensics/rules/python.py", "_forensics/rules/starts.py", "_forensics/frames.py"),
 }
 IMPURE = {
     *("os", "io", "pathlib", "signal", "time", "mmap", "ctypes", "psutil", "torch", "numpy"),

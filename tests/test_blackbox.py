@@ -371,3 +371,12 @@ def test_a_wild_write_over_the_count_is_no_reason_to_fail(sides):
     worker.words[blackbox._TAKEN] = -5
 
     assert trainer.recent_batches == ()
+
+
+def test_a_stack_that_was_cut_short_is_left_out_where_the_whole_one_is():
+    """On a busy machine a worker may lose its processor while it writes."""
+    whole = 'Current thread 0x1 (most recent call first):\n  File "a.py", line 3 in spin\n  File "b.py", line 9 in run'
+    text = f"{whole[:60]}\n\n{whole}\n\n{whole}\n"
+
+    assert stacks.without_repeats(text).count("in spin") == 1
+    assert whole.splitlines()[-1] in stacks.without_repeats(text)

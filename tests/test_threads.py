@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset
@@ -59,6 +60,27 @@ def test_every_library_gets_so_many_threads(method, count):
     assert by_torch == count
     assert by_openblas in (count, None)
     assert by_environment == [str(count)] * len(VARIABLES)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_worker_has_one_thread(method):
+    """Also where the trainer had many, and where the worker multiplies matrices."""
+    loader = holdfast.DataLoader(Multiplying(), batch_size=None, num_workers=1, multiprocessing_context=method)
+
+    assert list(loader) == [1, 1]
+
+
+class Multiplying(Dataset[int]):
+    def __init__(self) -> None:
+        self.matrix = np.ones((300, 300)) @ np.ones((300, 300))
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        self.matrix @ self.matrix
+        torch.ones(300, 300) @ torch.ones(300, 300)
+        return len(os.listdir("/proc/self/task"))
 
 
 @pytest.mark.parametrize("method", METHODS)

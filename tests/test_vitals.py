@@ -99,4 +99,4 @@ def test_a_process_that_is_gone_is_looked_at_without_harm(growing):
     seen.look(1.0)
 
     assert seen.samples(2.0) == ()
-    assert vitals.private_bytes(growing.pid) is None
+    assert vitals.own_bytes(growing.pid) is None

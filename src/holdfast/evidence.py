@@ -9,6 +9,7 @@ Everything has a value that means «nobody knows»: a system may refuse to say i
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,33 @@ class MemorySample:
     seconds_before: float  # … the incident
     resident_bytes: int  # RSS: what it shares with others counts in full
     private_bytes: int | None = None  # USS: what goes when it goes
+
+
+class GrowthKind(str, enum.Enum):
+    LEAK = "leak"  # new memory
+    COPY_ON_READ = "copy on read"  # memory that it shared with the process it was forked from becomes its own
+    CELLS = "cells"  # batches on their way
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How a worker's memory grows."""
+
+    kind: GrowthKind
+    bytes_per_batch: float
+    batches: int  # over which it was seen
+    now_bytes: int
+    limit_bytes: int | None = None
+
+    @property
+    def batches_left(self) -> float | None:
+        """Until the limit; None: there is none."""
+        return (
+            None if self.limit_bytes is None else max(0.0, (self.limit_bytes - self.now_bytes) / self.bytes_per_batch)
+        )
 
 
 @dataclass(frozen=True)
@@ -186,6 +214,7 @@ class Evidence:
     over_limit_bytes: int | None = None  # its memory when holdfast ended it for `memory_limit`; None: it did not
     memory_limit_bytes: int | None = None  # that limit, where there is one
     unpicklable: tuple[Unpicklable, ...] = ()  # why a job could not be sent to its workers; the nearest first
+    growth: Growth | None = None  # None: its memory does not grow, or it is too early to say
     unguarded: str = ""  # «train.py:12»: the main module's line that was running, outside of a __main__ guard
 
 

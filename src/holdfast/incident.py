@@ -15,6 +15,7 @@ from typing import Any
 
 from holdfast.crashes import CrashRecord
 from holdfast.evidence import NO_EVIDENCE, Evidence
+from holdfast.quantities import in_words
 from holdfast.verdicts import Verdict
 
 
@@ -165,6 +166,7 @@ class IncidentKind(str, enum.Enum):
     HANG = "hang"
     SUSPECTED_HANG = "suspected hang"
     START = "failed start"
+    GROWTH = "growth"  # nothing died yet: a worker's memory grows and grows
     RECYCLED = "recycled"  # nothing went wrong: a worker left on time, and a fresh one took its place
 
     def __str__(self) -> str:
@@ -230,6 +232,8 @@ class Incident:
         """One clause: what happened."""
         if self.kind is IncidentKind.EXCEPTION and self.failure:
             return f"raised {self.failure.type_name}: {first_line(self.failure.message)}"
+        if self.kind is IncidentKind.GROWTH and self.evidence.growth is not None:
+            return f"grows by {in_words(self.evidence.growth.bytes_per_batch)} per batch"
         if self.kind is IncidentKind.RECYCLED:
             return f"was recycled: {self.recycled}"
         if self.kind is IncidentKind.HANG or (self.hung and self.exit):
@@ -255,7 +259,7 @@ class Incident:
 
     def __str__(self) -> str:
         head = f"worker {self.slot} {self.cause}"
-        if self.kind is IncidentKind.RECYCLED:
+        if self.kind in (IncidentKind.RECYCLED, IncidentKind.GROWTH):
             return head
         head += f" while {self.doing}"
         return f"{head}: {self.action}" if self.action else head

@@ -91,6 +91,16 @@ class WorkerSuspected:
 
 
 @dataclass(frozen=True)
+class WorkerGrew:
+    """Its memory grows for ever, as far as can be seen."""
+
+    slot: int
+    incarnation: int
+    pid: int
+    evidence: Evidence
+
+
+@dataclass(frozen=True)
 class DecisionAsked:
     slot: int
     incarnation: int
@@ -118,6 +128,7 @@ Event: TypeAlias = (
     | WorkerExited
     | PreparationFailed
     | WorkerSuspected
+    | WorkerGrew
     | DecisionAsked
     | DecisionMade
     | EpochBegan

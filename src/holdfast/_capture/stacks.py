@@ -74,7 +74,9 @@ def take(pid: int, fd: int) -> str:
 def without_repeats(text: str) -> str:
     """Stacks that were written more than once, once: where it was the last time."""
     blocks = [block.strip() for block in _HEADER.split(text) if block.strip()]
-    return "\n\n".join(reversed(dict.fromkeys(reversed(blocks))))
+    told = list(reversed(dict.fromkeys(reversed(blocks))))
+    # One that was cut short, as a worker without a processor leaves it, says nothing that the whole one does not.
+    return "\n\n".join(block for block in told if not any(o.startswith(block) for o in told if o is not block))
 
 
 def current_thread(dump: str) -> str:

@@ -2,7 +2,7 @@
 
 Reads   /proc/PID, at most once a second.
 Writes  nothing.
-Never   more than a thousandth of a processor: what is dear to read is read less often.
+Never   more than half a percent of a processor for all workers together: what is dear to read is read less often.
 """
 
 from __future__ import annotations
@@ -15,14 +15,18 @@ from holdfast.evidence import MemorySample
 
 INTERVAL_S = 1.0
 _MOST_SAMPLES = 240
-_DEAR = 1000  # a look that took so long is not repeated for this many times as long
+_DEAR = 200  # dear looks that took so long are not repeated for this many times as long
 
 
 @dataclass(frozen=True)
-class _Sample:
+class Sample:
+    """One look at a worker."""
+
     at: float
+    batches: int  # it had done
     resident_bytes: int
-    private_bytes: int | None
+    private_bytes: int | None  # None: too dear to know this time
+    cell_bytes: int
 
 
 class Vitals:
@@ -30,7 +34,7 @@ class Vitals:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._samples: list[_Sample] = []
+        self.kept: list[Sample] = []
         self._every = 1  # of so many looks one is kept: a long life is told in as many samples as a short one
         self._looks = 0
         self._next = 0.0
@@ -39,9 +43,10 @@ class Vitals:
         self.threads: int | None = None
         self.peak_bytes: int | None = None
 
-    def look(self, now: float) -> None:
+    def look(self, now: float, batches: int = 0, workers: int = 1) -> bool:
+        """Look, if it is time to; whether there is a new sample. `workers`: so many share the time for it."""
         if now < self._next:
-            return
+            return False
         self._next = now + INTERVAL_S
         try:
             status = _status(self._pid)
@@ -50,25 +55,26 @@ class Vitals:
             self.threads = status["Threads"]
             self.descriptors = len(os.listdir(f"/proc/{self._pid}/fd"))
         except (OSError, KeyError, ValueError):
-            return  # it is gone, or going
+            return False  # it is gone, or going
         self._looks += 1
         if self._looks % self._every:
-            return
-        self._samples.append(_Sample(now, resident, self._private(now)))
-        if len(self._samples) > _MOST_SAMPLES:
-            del self._samples[1::2]
+            return False
+        self.kept.append(Sample(now, batches, resident, self._private(now, workers), status.get("RssShmem", 0) * 1024))
+        if len(self.kept) > _MOST_SAMPLES:
+            del self.kept[1::2]
             self._every *= 2
+        return True
 
-    def _private(self, now: float) -> int | None:
+    def _private(self, now: float, workers: int) -> int | None:
         if now < self._next_private:
             return None
         begun = time.perf_counter()
-        private = private_bytes(self._pid)
-        self._next_private = now + _DEAR * (time.perf_counter() - begun)
+        private = own_bytes(self._pid)
+        self._next_private = now + _DEAR * workers * (time.perf_counter() - begun)
         return private
 
     def samples(self, now: float) -> tuple[MemorySample, ...]:
-        return tuple(MemorySample(round(now - s.at, 3), s.resident_bytes, s.private_bytes) for s in self._samples)
+        return tuple(MemorySample(round(now - s.at, 3), s.resident_bytes, s.private_bytes) for s in self.kept)
 
 
 def _status(pid: int) -> dict[str, int]:
@@ -76,13 +82,16 @@ def _status(pid: int) -> dict[str, int]:
         found = {}
         for line in file:
             name, _, value = line.partition(b":")
-            if name in (b"VmRSS", b"VmHWM", b"Threads"):
+            if name in (b"VmRSS", b"VmHWM", b"RssShmem", b"Threads"):
                 found[name.decode()] = int(value.split()[0])
         return found
 
 
 def own_bytes(pid: int | str) -> int | None:
-    """The same without shared memory that nobody else has touched yet: cells are counted by themselves."""
+    """What would be free if the process went (USS), without cells, which are counted by themselves.
+
+    A cell that only the worker has touched yet is private to the kernel: shared memory is taken off.
+    """
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
             sizes = {line.partition(b":")[0]: int(line.split()[1]) for line in list(file)[1:]}
@@ -90,12 +99,3 @@ def own_bytes(pid: int | str) -> int | None:
         return None
     private = sizes.get(b"Private_Clean", 0) + sizes.get(b"Private_Dirty", 0) + sizes.get(b"Private_Hugetlb", 0)
     return 1024 * max(0, private - sizes.get(b"Pss_Shmem", 0))
-
-
-def private_bytes(pid: int) -> int | None:
-    """What would be free if the process went: its private pages, clean and dirty (USS)."""
-    try:
-        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-            return 1024 * sum(int(line.split()[1]) for line in file if line.startswith(b"Private_"))
-    except (OSError, ValueError, IndexError):
-        return None

@@ -10,27 +10,19 @@ counts is the lower edge: the least of each stretch of its life, after the warm-
 
 from __future__ import annotations
 
-import enum
 import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from holdfast.evidence import Growth, GrowthKind
+
 _WARM_UP = 0.2  # of its life so far: imports, caches, first batches
 _STRETCHES = 8
-_LEAST_SAMPLES = 16
+_LEAST_SAMPLES = 12
 _LEAST_GROWTH_BYTES = 16 << 20
 _LEAST_RISES = 0.8  # of all pairs of stretches: the later one is higher
 _COPIED = 0.35  # of what became private so much may be new, and it is still copying that dominates
-
-
-class GrowthKind(str, enum.Enum):
-    LEAK = "leak"  # new memory
-    COPY_ON_READ = "copy on read"  # memory that was shared with the zygote becomes its own
-    CELLS = "cells"  # batches on their way
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)
@@ -39,16 +31,6 @@ class Sample:
     resident_bytes: int
     private_bytes: int
     cell_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class Growth:
-    kind: GrowthKind
-    bytes_per_batch: float
-    batches: int  # over which it was seen
-
-    def batches_until(self, now_bytes: int, limit_bytes: int) -> float:
-        return max(0.0, (limit_bytes - now_bytes) / self.bytes_per_batch)
 
 
 def growth_of(samples: Sequence[Sample]) -> Growth | None:
@@ -63,12 +45,12 @@ def growth_of(samples: Sequence[Sample]) -> Growth | None:
     private = _slope([(s.batches, s.private_bytes) for s in settled])
     cells = _slope([(s.batches, s.cell_bytes) for s in settled])
     if cells is not None and (private is None or cells > private):
-        return Growth(GrowthKind.CELLS, cells, span)
+        return Growth(GrowthKind.CELLS, cells, span, samples[-1].cell_bytes)
     if private is None:
         return None
     resident = _slope([(s.batches, s.resident_bytes) for s in settled]) or 0.0
     kind = GrowthKind.COPY_ON_READ if resident < _COPIED * private else GrowthKind.LEAK
-    return Growth(kind, private, span)
+    return Growth(kind, private, span, samples[-1].private_bytes)
 
 
 def _slope(points: Sequence[tuple[int, int]]) -> float | None:

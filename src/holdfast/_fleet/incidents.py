@@ -65,6 +65,19 @@ def of_recycling(event: r.WorkerExited) -> Incident:
     )
 
 
+def of_growth(event: r.WorkerGrew) -> Incident:
+    return Incident(
+        kind=IncidentKind.GROWTH,
+        slot=event.slot,
+        incarnation=event.incarnation,
+        pid=event.pid,
+        batch=-1,
+        in_hand=InHand(Stage.AT_WORK),
+        evidence=event.evidence,
+        action="watched",
+    )
+
+
 def of_search(slot: Slot, task: Task, allowed: int) -> Incident:
     """A culprit that was found because others survived without it."""
     return Incident(

@@ -59,6 +59,7 @@ class Machine:
             r.WorkerExited: self._worker_exited,
             r.PreparationFailed: self._preparation_failed,
             r.WorkerSuspected: self._worker_suspected,
+            r.WorkerGrew: self._worker_grew,
             r.DecisionAsked: self._decision_asked,
             r.DecisionMade: self._decision_made,
             r.EpochBegan: self._epoch_began,
@@ -396,6 +397,10 @@ class Machine:
         if event.incarnation != slot.incarnation:
             return
         self._do(r.ReportIncident(incidents.of_suspicion(event)))
+
+    def _worker_grew(self, event: r.WorkerGrew, now: float) -> None:
+        if event.incarnation == self.slots[event.slot].incarnation:
+            self._do(r.ReportIncident(incidents.of_growth(event)))
 
     def _decision_asked(self, event: r.DecisionAsked, now: float) -> None:
         task = self._current(event.slot, event.incarnation, event.seq)

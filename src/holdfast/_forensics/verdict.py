@@ -7,16 +7,17 @@ Never   a process, a file, a lock, the clock.
 
 from __future__ import annotations
 
-from holdfast._forensics.rules import aborts, faults, hangs, instructions, kills, python, starts
+from holdfast._forensics.rules import aborts, faults, growth, hangs, instructions, kills, python, starts
 from holdfast.incident import Incident
 from holdfast.verdicts import Confidence, Name, Verdict
 
 # What has evidence of its own comes before what is known by its signal alone. Instructions come before faults: code
 # that was to be run where there is none is no wild pointer, and hlt is no access to memory.
 RULES = (
+    *growth.RULES,
     *hangs.RULES,
-    *starts.RULES,
     *python.RULES,
+    *starts.RULES,
     *instructions.RULES,
     *faults.RULES,
     *aborts.RULES,

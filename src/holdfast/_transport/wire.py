@@ -52,6 +52,7 @@ class Kind(enum.IntEnum):
     SUSPECTED = 51
     UNLOADABLE = 52
     UNFORKED = 53
+    GREW = 54
 
 
 class Side(NamedTuple):

@@ -41,6 +41,8 @@ def limit(count: int) -> None:
             names = next(names for part, names in _SETTERS.items() if part in os.path.basename(path))
             name = next((name for name in names if hasattr(library, name)), names[0])
             getattr(library, name)(ctypes.c_int(count))
+            # In a fork OpenBLAS starts all its threads to be told that they are too many. They go, and come as needed.
+            library.blas_thread_shutdown_()
     for module, function in (("torch", "set_num_threads"), ("cv2", "setNumThreads"), ("numexpr", "set_num_threads")):
         loaded: Any = sys.modules.get(module)
         if loaded is not None:

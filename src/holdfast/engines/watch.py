@@ -26,6 +26,7 @@ CONDEMN_FACTOR = 10
 class WatchSettings:
     sample_timeout: float | Literal["auto"] | None
     floor_s: float
+    memory_limit: int | None = None  # of a worker, in bytes: to say how long it will last
     left_behind: tuple[str, ...] = ()  # threads of the trainer that workers have not got, where they are forks of it
 
     @property

@@ -232,6 +232,9 @@ class LocalEngine(Exchange):
                 incarnation, in_hand, stack, seen = wire.load(frame.body)
                 evidence = Evidence(seen=seen)
                 news.append((r.WorkerSuspected(frame.extra, incarnation, frame.seq, in_hand, stack, evidence), None))
+            elif frame.kind == Kind.GREW:
+                incarnation, evidence = wire.load(frame.body)
+                news.append((r.WorkerGrew(frame.extra, incarnation, frame.seq, evidence), None))
             elif frame.kind == Kind.UNFORKED:
                 worker = self._worker(frame.seq, frame.extra)
                 if worker is not None:

@@ -22,13 +22,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast._capture import crash
 from holdfast._capture.blackbox import BlackBox
 from holdfast._capture.last_words import Echo, LastWords
 from holdfast._capture.vitals import Vitals
+from holdfast._fleet import growth
 from holdfast._forensics.hanging import Kin
 from holdfast._forensics.surroundings import OomWatch
 from holdfast._system import nameless, processes
@@ -159,6 +160,7 @@ class Zygote:
         self._echo = Echo()
         self._oom = OomWatch()
         self._by_words: dict[int, LastWords] = {}
+        self._grew: set[int] = set()  # slots whose growth was told: once is enough
         # Workers with an interpreter of their own have nothing at the same address.
         self._kin = None if unforkable else Kin(payload.load_if_here, settings.left_behind)
 
@@ -397,14 +399,31 @@ class Zygote:
                 else:
                     time.sleep(0.002)
 
+    def _tell_growth(self, child: Child) -> None:
+        """Say once of a slot that its worker's memory grows and grows."""
+        samples = [
+            growth.Sample(seen.batches, seen.resident_bytes, seen.private_bytes, seen.cell_bytes)
+            for seen in child.vitals.kept
+            if seen.private_bytes is not None
+        ]
+        found = growth.growth_of(samples)
+        if found is None:
+            return
+        self._grew.add(child.slot)
+        worked = Worked(memory=child.vitals.samples(time.monotonic()), batches_done=child.box.batches_done)
+        evidence = Evidence(worked, growth=replace(found, limit_bytes=self._settings.memory_limit))
+        self._channel.send(Kind.GREW, child.pid, child.slot, [wire.dump((child.incarnation, evidence))])
+
     # ------------------------------------------------------------ hangs
 
     def _watch(self) -> None:
         now = time.monotonic()
         self._oom.look(now)
         self._in_a_hurry = False
+        workers = len(self._children)
         for child in self._children.values():
-            child.vitals.look(now)
+            if child.vitals.look(now, child.box.batches_done, workers) and child.slot not in self._grew:
+                self._tell_growth(child)
         if self._settings.sample_timeout is None:
             return
         slowest = self._slowest_s = max(self._slowest_s, *(c.box.slowest_s for c in self._children.values()), 0.0)

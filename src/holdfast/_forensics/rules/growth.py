@@ -1,0 +1,65 @@
+"""Verdicts on memory that grows and grows: in what, how fast, how long it lasts.
+
+Reads   incidents.
+Writes  nothing.
+Never   a process, a file, a lock, the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast.evidence import Growth, GrowthKind
+from holdfast.incident import Incident, IncidentKind
+from holdfast.quantities import in_words
+from holdfast.verdicts import Confidence, Name, Verdict
+
+_NAMES = {
+    GrowthKind.LEAK: Name.LEAK,
+    GrowthKind.COPY_ON_READ: Name.COPY_ON_READ,
+    GrowthKind.CELLS: Name.CELLS_GROW,
+}
+_IN = {
+    GrowthKind.LEAK: "new memory that is never given back",
+    GrowthKind.COPY_ON_READ: "memory that it shared with the process it was forked from, and now has copies of",
+    GrowthKind.CELLS: "shared memory for batches",
+}
+
+
+def grows(incident: Incident) -> Verdict | None:
+    growth = incident.evidence.growth
+    if incident.kind is not IncidentKind.GROWTH or growth is None:
+        return None
+    left = growth.batches_left
+    lasts = "" if left is None else f"; {left:.0f} batches are left until memory_limit"
+    return Verdict(
+        _NAMES[growth.kind],
+        f"its memory grows by {in_words(growth.bytes_per_batch)} per batch: {_IN[growth.kind]}{lasts}",
+        facts=(
+            f"the lower edge of its memory rose in every stretch of {growth.batches} batches",
+            f"it has {in_words(growth.now_bytes)} now",
+        ),
+        remedies=_remedies(growth),
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _remedies(growth: Growth) -> tuple[str, ...]:
+    if growth.kind is GrowthKind.COPY_ON_READ:
+        return (
+            "DataLoader(share_dataset=True), or holdfast.share(…) in the dataset: large lists and dicts, once for all",
+            "NumPy arrays or tensors instead of lists of Python objects: reading them copies nothing",
+        )
+    if growth.kind is GrowthKind.CELLS:
+        return (
+            "let go of batches you no longer need: a kept slice of a batch keeps all of its memory",
+            "keep copies instead: batch[0].clone()",
+        )
+    size = in_words(max(growth.now_bytes * 2, 1 << 30)).replace(" ", "")
+    return (
+        f'memory_limit="{size}"   recycles the worker in time; the epoch does not notice',
+        "look for caches without a bound, lists that are only appended to, files that stay open",
+    )
+
+
+RULES: tuple[Callable[[Incident], Verdict | None], ...] = (grows,)
