@@ -14,7 +14,6 @@ from __future__ import annotations
 import bisect
 import ctypes
 import functools
-import re
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -39,7 +38,6 @@ _TAIL, _TAIL_AT, _MESSAGE_AT, _MESSAGE_ROOM = struct.Struct("<QQI"), 5120, 5144,
 _SURVIVED_NS = 10_000_000_000  # recorder.c has the same
 _MOST_POSSIBLE = 64
 _USER_BITS = (1 << 48) - 1  # aarch64 may sign the rest of a return address
-_LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) \S+ \d+ *(.*)")
 
 _ARCHITECTURES: dict[int, tuple[str, tuple[str, ...]]] = {
     1: (
@@ -194,14 +192,18 @@ def inherited(box: BlackBox) -> Region | None:
     head = _Head._make(_HEAD.unpack_from(box.crash_bytes()))
     if head.state < _FACTS or head.version != _VERSION or head.code <= 0 or head.code == SI_KERNEL:
         return None
+    found = None
     try:
         with open("/proc/self/maps", "rb") as file:
-            regions = parse_maps(file.read())
-    except OSError:
+            for line in file:
+                start, _, end = line.partition(b" ")[0].partition(b"-")
+                if head.address < int(end, 16):
+                    found = next(iter(parse_maps(line)), None) if int(start, 16) <= head.address else None
+                    break
+    except (OSError, ValueError):
         return None
-    found = _at_or_above(head.address, regions, [region.end for region in regions])
     # Memory without a file may have come after the fork, and so may the boxes of other workers.
-    if found is None or found.start > head.address or not found.path.startswith("/") or "memfd:" in found.path:
+    if found is None or not found.path.startswith("/") or "memfd:" in found.path:
         return None
     return found
 
@@ -222,10 +224,12 @@ def parse_maps(text: bytes) -> list[Region]:
     """The lines of /proc/self/maps, lowest first; one that was cut short is left out."""
     regions = []
     for line in text.decode("utf-8", "replace").split("\n")[:-1]:
-        found = _LINE.fullmatch(line)
-        if found:
-            start, end, permissions, offset, path = found.groups()
-            regions.append(Region(int(start, 16), int(end, 16), permissions, int(offset, 16), path))
+        try:
+            span, permissions, offset, _, _, *path = line.split(None, 5)
+            start, _, end = span.partition("-")
+            regions.append(Region(int(start, 16), int(end, 16), permissions, int(offset, 16), path[0] if path else ""))
+        except ValueError:
+            continue  # no such line
     return regions
 
 

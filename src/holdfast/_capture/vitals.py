@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from holdfast.evidence import MemorySample
 
 INTERVAL_S = 1.0
+_CHILDHOOD_S = 0.3  # looking takes a lock of the process that is looked at: not while it starts
 _MOST_SAMPLES = 240
 _DEAR = 200  # dear looks that took so long are not repeated for this many times as long
 
@@ -32,12 +33,12 @@ class Sample:
 class Vitals:
     """Of one worker; `look` as often as you like."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, born: float = 0.0) -> None:
         self._pid = pid
         self.kept: list[Sample] = []
         self._every = 1  # of so many looks one is kept: a long life is told in as many samples as a short one
         self._looks = 0
-        self._next = 0.0
+        self._next = born + (_CHILDHOOD_S if born else 0.0)
         self._next_private = 0.0
         self.descriptors: int | None = None
         self.threads: int | None = None

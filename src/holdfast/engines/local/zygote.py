@@ -236,7 +236,7 @@ class Zygote:
         handle = os.pidfd_open(pid)
         box = BlackBox(nameless.attach(box_fd))
         os.close(box_fd)
-        self._children[pid] = Child(slot, incarnation, pid, handle, box, stack_fd, words, Vitals(pid))
+        self._children[pid] = Child(slot, incarnation, pid, handle, box, stack_fd, words, Vitals(pid, time.monotonic()))
         if words is not None:
             words.listen()
             self._by_words[words.fileno()] = words
