@@ -40,6 +40,15 @@ class Job:
         line = self.process.stdout.readline().strip()
         assert line == expected, (line, (self.folder / "stderr").read_text())
 
+    def wait_number(self, name: str) -> int:
+        """What a process of the job writes into a file, once it is there."""
+        path = self.folder / name
+        give_up_at = time.monotonic() + 15
+        while not (path.exists() and path.read_text()):
+            assert time.monotonic() < give_up_at, f"nobody wrote {name}"
+            time.sleep(0.01)  # between two looks, with a deadline
+        return int(path.read_text())
+
     def go(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write("go\n")
@@ -142,7 +151,7 @@ def test_a_fork_of_the_trainer_keeps_nothing_alive(start, method: str) -> None:
     """A copy of the trainer that somebody else forked, and that lives on, does not hold our processes."""
     job = start("bystander", method)
     job.wait_line("forked")
-    bystander = int((job.folder / "bystander").read_text())
+    bystander = job.wait_number("bystander")
 
     job.process.kill()
 
