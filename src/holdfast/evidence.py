@@ -25,7 +25,7 @@ class MemorySample:
 
     seconds_before: float  # … the incident
     resident_bytes: int  # RSS: what it shares with others counts in full
-    private_bytes: int | None = None  # USS: what goes when it goes
+    private_bytes: int | None = None  # what goes when it goes (USS), cells aside; None: not looked at
 
 
 class GrowthKind(str, enum.Enum):

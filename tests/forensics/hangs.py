@@ -96,7 +96,7 @@ def match_for_ever(props: Props) -> None:
 
 
 def sleep_for_ever(props: Props) -> None:
-    time.sleep(1e6)
+    time.sleep(1e6)  # this is the hang
 
 
 def read_empty_pipe(props: Props) -> None:

@@ -47,7 +47,7 @@ def group_in(home: Path) -> Iterator[Path]:
                 break
             except OSError:
                 assert time.monotonic() < deadline, f"{folder} is still in use"
-                time.sleep(0.01)
+                time.sleep(0.01)  # between two tries, with a deadline
 
 
 @pytest.fixture

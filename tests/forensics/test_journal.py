@@ -421,7 +421,7 @@ def test_the_thread_ends_when_it_is_idle(home):
     give_up_at = time.monotonic() + 10
     while any(t.name == "holdfast-journal" for t in threading.enumerate()):
         assert time.monotonic() < give_up_at
-        time.sleep(0.01)
+        time.sleep(0.01)  # between two looks, with a deadline
     assert len(written(2)) == 2
 
 

@@ -174,7 +174,7 @@ class Meddling(Dataset[int]):
         if index == 7:
             for fd in sockets:
                 os.close(fd)
-            time.sleep(DEADLINE_S)
+            time.sleep(DEADLINE_S)  # it is killed for closing our socket, before that
         return index
 
 

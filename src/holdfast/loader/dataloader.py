@@ -81,7 +81,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     ) -> None:
         self.faults = faults
         self.memory_limit, self.recycle_after = memory_limit, recycle_after
-        limits_of(memory_limit, recycle_after)  # a mistake is said here, not when the first worker starts
+        self._limits = limits_of(memory_limit, recycle_after)
         self.worker_threads = check_threads(worker_threads)
         self.describe = check_callable("describe", describe)
         self._policy = fault_policy(faults)

@@ -31,7 +31,6 @@ from holdfast._fleet.machine import Machine
 from holdfast._fleet.runner import Concluded, Runner
 from holdfast.engines.choice import make_engine
 from holdfast.engines.watch import WatchSettings
-from holdfast.limits import limits_of
 from holdfast.loader.door import Door, give_up_error, replacement_pool
 from holdfast.loader.jobs import JobSettings, MapJob
 from holdfast.loader.ledger import COUNTS, Ledger
@@ -57,8 +56,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         self._policy: FaultPolicy = loader._policy
         self._stream = self._dataset_kind == torch_loader._DatasetKind.Iterable
         context = loader.multiprocessing_context or torch.multiprocessing
-        limits = limits_of(loader.memory_limit, loader.recycle_after)
-        watch = WatchSettings(self._policy.sample_timeout, self._policy.hang_floor_s, limits.memory_bytes)
+        watch = WatchSettings(self._policy.sample_timeout, self._policy.hang_floor_s, loader._limits.memory_bytes)
         self._engine = make_engine(context, self._make_job(loader), self._num_workers, watch)
         self._machine = Machine(self._num_workers, self._policy)
         self._door = Door(
@@ -115,7 +113,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             policy=self._policy.without_callables(),
             asks=callable(self._policy.on_error),
             worker_threads=loader.worker_threads,
-            limits=limits_of(loader.memory_limit, loader.recycle_after),
+            limits=loader._limits,
         )
         return StreamJob(settings) if self._stream else MapJob(settings)
 
