@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
@@ -64,8 +65,8 @@ def ear_of(kind: str, folder: Path) -> Iterator[Ear]:
         os.close(ear.reading)
 
 
-def run(method: str, what: str, ear: Ear, *, late: bool = False) -> list[Any]:
-    """Run the program; `late`: nobody listens before it has said more than any pipe holds."""
+def run(method: str, what: str, ear: Ear, *, late: str = "") -> list[Any]:
+    """Run the program; `late`: nobody listens before a worker, or the trainer, waits for somebody to read."""
     program = subprocess.Popen(
         [sys.executable, str(PROGRAM), method, what],
         stdin=subprocess.PIPE,
@@ -85,7 +86,7 @@ def run(method: str, what: str, ear: Ear, *, late: bool = False) -> list[Any]:
         program.stdin.write("go\n")
         program.stdin.flush()
         if late:
-            wait_until_blocked(program.pid)
+            wait_until_blocked(program.pid, late)
             listener.start()
         told, _ = program.communicate(timeout=DEADLINE_S)
         listener.join(DEADLINE_S)
@@ -94,11 +95,12 @@ def run(method: str, what: str, ear: Ear, *, late: bool = False) -> list[Any]:
     return json.loads(told)
 
 
-def wait_until_blocked(pid: int) -> None:
-    """Until some worker of the program waits in a write."""
+def wait_until_blocked(pid: int, who: str) -> None:
+    """Until the trainer, or some worker of it, waits in a write."""
 
     def blocked() -> bool:
-        for process in psutil.Process(pid).children(recursive=True):
+        trainer = psutil.Process(pid)
+        for process in [trainer] if who == "trainer" else trainer.children(recursive=True):
             try:
                 if Path(f"/proc/{process.pid}/wchan").read_text().startswith(("pipe_write", "anon_pipe_write")):
                     return True
@@ -111,6 +113,11 @@ def wait_until_blocked(pid: int) -> None:
 
 def expected(what: str) -> bytes:
     return b"".join(WHAT[what] % index for index in (1, 3, 5))
+
+
+def assert_all_there(ear: Ear, what: str) -> None:
+    """Every byte of it. The trainer's log may come between any two: they have the pipe in common."""
+    assert [ear.heard.count(b"~"), ear.heard.count(b"the end\n")] == [expected(what).count(b"~"), 3]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -142,11 +149,20 @@ def test_any_bytes_pass(what, tmp_path):
 def test_nothing_is_lost_when_nobody_listens_for_a_while(kind, tmp_path):
     """The worker waits, as it would have without us; then everything arrives, and the end of it is kept."""
     with ear_of(kind, tmp_path) as ear:
-        _, kept = run("fork", "much", ear, late=True)
+        _, kept = run("fork", "much", ear, late="worker")
 
-    for index in (1, 3, 5):
-        assert WHAT["much"] % index in ear.heard
+    assert_all_there(ear, "much")
     assert len(kept[0]) == KEPT_BYTES
+    assert kept[0].endswith("the end\n")
+
+
+def test_what_a_dead_worker_had_said_waits_for_the_listener(tmp_path):
+    """A small pipe: the worker's own is full of words when it dies, and the trainer waits to tell of its death."""
+    with ear_of("pipe", tmp_path) as ear:
+        fcntl.fcntl(ear.writing, fcntl.F_SETPIPE_SZ, 4096)
+        _, kept = run("fork", "some", ear, late="trainer")
+
+    assert_all_there(ear, "some")
     assert kept[0].endswith("the end\n")
 
 

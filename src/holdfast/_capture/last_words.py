@@ -5,6 +5,8 @@ Writes  (zygote) what came to the standard error that it inherited, byte for byt
 Never   blocks the zygote: where nobody reads, the worker waits at a full pipe, as it would have without us.
 
     worker, descriptor 2 ──pipe──► zygote: keeps the last 8 KiB ──► the trainer's standard error
+
+`Listener` is the zygote's side of it, `LastWords` one worker's pipe, `Echo` where everything goes.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import os
 import select
 import socket
 import stat
-import time
 
 KEPT_BYTES = 8192
 _CHUNK = 1 << 16
@@ -69,12 +70,10 @@ class Echo:
             self.pending = self.pending[written:]
 
     def finish(self) -> None:
-        """Pass on the rest, for as long as somebody may still come to read it."""
-        deadline = time.monotonic() + _LAST_PATIENCE_S
+        """Pass on the rest, for as long as somebody reads it or may still come to."""
         poller = select.poll()
         poller.register(self._fd, select.POLLOUT)
-        while self.pending and time.monotonic() < deadline:
-            poller.poll((deadline - time.monotonic()) * 1000)
+        while self.pending and poller.poll(_LAST_PATIENCE_S * 1000):
             self.write(b"")
 
     def close(self) -> None:
@@ -108,9 +107,12 @@ class LastWords:
         os.close(self._write)
         self._write = -1
 
-    def hear(self) -> bool:
-        """Take and pass on what was written; whether more can come. Nothing is taken while nobody reads ours."""
-        while not self._echo.pending:
+    def hear(self, *, last: bool = False) -> bool:
+        """Take and pass on what was written; whether more can come.
+
+        While nobody reads ours, nothing is taken: the worker waits. Unless it has ended, and this is the `last` time.
+        """
+        while last or not self._echo.pending:
             try:
                 data = os.read(self._read, _CHUNK)
             except BlockingIOError:
@@ -131,3 +133,78 @@ class LastWords:
                 with contextlib.suppress(OSError):
                     os.close(fd)
         self._read = self._write = -1
+
+
+class Listener:
+    """The zygote's side: listens to every worker while somebody reads what they say."""
+
+    def __init__(self, poller: select.poll) -> None:
+        self._poller = poller
+        self._echo = Echo()
+        self._by_fd: dict[int, LastWords] = {}
+        self._waiting = False  # for somebody to read ours
+
+    def pipe(self) -> LastWords | None:
+        """For a worker that is about to be forked; none where standard error cannot be passed on."""
+        return LastWords(self._echo) if self._echo.usable else None
+
+    def add(self, words: LastWords) -> None:
+        """Hear the worker out: it was forked."""
+        words.listen()
+        self._by_fd[words.fileno()] = words
+        if not self._waiting:
+            self._poller.register(words.fileno(), select.POLLIN)
+
+    def attend(self, fd: int) -> bool:
+        """Do what this ready descriptor asks for; whether it is one of ours."""
+        if fd in self._by_fd:
+            self._hear(self._by_fd[fd])
+        elif fd == self._echo.fileno():
+            self._echo.write(b"")
+            self._mind_the_reader()
+        else:
+            return False
+        return True
+
+    def _hear(self, words: LastWords) -> None:
+        if not words.hear():
+            self._drop(words)  # it closed its standard error
+        self._mind_the_reader()
+
+    def _mind_the_reader(self) -> None:
+        """Nobody reads ours: nobody is listened to until somebody does."""
+        waiting = bool(self._echo.pending)
+        if waiting == self._waiting:
+            return
+        self._waiting = waiting
+        for fd in self._by_fd:
+            if waiting:
+                self._poller.unregister(fd)
+            else:
+                self._poller.register(fd, select.POLLIN)
+        if waiting:
+            self._poller.register(self._echo.fileno(), select.POLLOUT)
+        else:
+            self._poller.unregister(self._echo.fileno())
+
+    def _drop(self, words: LastWords) -> None:
+        if self._by_fd.pop(words.fileno(), None) is not None and not self._waiting:
+            self._poller.unregister(words.fileno())
+
+    def farewell(self, words: LastWords) -> str:
+        """The end of what a worker has said that is no more; all of it is, or will be, passed on."""
+        words.hear(last=True)
+        self._drop(words)
+        words.close()
+        self._mind_the_reader()
+        return words.text
+
+    def finish(self) -> None:
+        """Before we leave."""
+        self._echo.finish()
+
+    def close(self) -> None:
+        """In a worker: these are the zygote's."""
+        self._echo.close()
+        for words in self._by_fd.values():
+            words.close()

@@ -15,7 +15,8 @@ WHAT = {
     "line": b"a line of sample %d\n",
     "no newline": b"half a line of %d",
     "bytes": b"\xff\xfe sample %d \x00 \xc3\n",
-    "much": b"%07d" + b"." * 300_000 + b"the end\n",
+    "some": b"%07d" + b"~" * 30_000 + b"the end\n",
+    "much": b"%07d" + b"~" * 300_000 + b"the end\n",
 }
 
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from holdfast._capture import crash
 from holdfast._capture.blackbox import BlackBox
-from holdfast._capture.last_words import Echo, LastWords
+from holdfast._capture.last_words import LastWords, Listener
 from holdfast._capture.vitals import Vitals
 from holdfast._fleet import growth
 from holdfast._forensics.hanging import Kin
@@ -157,9 +157,8 @@ class Zygote:
         self._in_a_hurry = False  # somebody was looked at, which takes a while; others may need it as well
         self._unforkable = unforkable  # why workers get an interpreter of their own
         self._poller.register(wake[0], select.POLLIN)
-        self._echo = Echo()
+        self._listener = Listener(self._poller)
         self._oom = OomWatch()
-        self._by_words: dict[int, LastWords] = {}
         self._grew: set[int] = set()  # slots whose growth was told: once is enough
         # Workers with an interpreter of their own have nothing at the same address.
         self._kin = None if unforkable else Kin(payload.load_if_here, settings.left_behind)
@@ -173,12 +172,7 @@ class Zygote:
                 if fd == self._trainer or (fd == self._wake[0] and self._was_told_to_leave()):
                     self._leave(grace_s=0.0)
                     return
-                if fd in self._by_words:
-                    self._hear(self._by_words[fd])
-                elif fd == self._echo.fileno():
-                    self._echo.write(b"")
-                    self._listen_again()
-                elif fd == self._channel.fileno():
+                if not self._listener.attend(fd) and fd == self._channel.fileno():
                     for frame in self._channel.receive():
                         if frame.kind == Kind.LEAVE:
                             self._leave(frame.extra / 1000)
@@ -215,7 +209,7 @@ class Zygote:
         zygote = os.getpid()
         words: LastWords | None = None
         try:
-            words = LastWords(self._echo) if self._echo.usable else None
+            words = self._listener.pipe()
             pid = _fork_patiently()
         except OSError as error:
             for fd in descriptors:
@@ -238,9 +232,7 @@ class Zygote:
         os.close(box_fd)
         self._children[pid] = Child(slot, incarnation, pid, handle, box, stack_fd, words, Vitals(pid, time.monotonic()))
         if words is not None:
-            words.listen()
-            self._by_words[words.fileno()] = words
-            self._poller.register(words.fileno(), select.POLLIN)
+            self._listener.add(words)
         self._poller.register(handle, select.POLLIN)
         self._channel.send(Kind.FORKED, pid, slot, [wire.dump(incarnation)])
 
@@ -254,13 +246,11 @@ class Zygote:
                 os.close(fd)
             if words is not None:
                 words.speak()
-            self._echo.close()
+            self._listener.close()
             self._oom.close()
             for child in self._children.values():
                 os.close(child.handle)
                 os.close(child.stack_fd)
-                if child.words is not None:
-                    child.words.close()
             if self._trainer >= 0:
                 os.close(self._trainer)
             if self._unforkable:
@@ -320,8 +310,6 @@ class Zygote:
 
     def _evidence(self, child: Child, usage: resource.struct_rusage, around: Surroundings | None) -> Evidence:
         """What is known of a worker that has just ended, beside what its black box says."""
-        if child.words is not None:
-            self._hear(child.words)
         vitals = child.vitals
         worked = Worked(
             memory=vitals.samples(time.monotonic()),
@@ -330,48 +318,22 @@ class Zygote:
             descriptors=vitals.descriptors,
             threads=vitals.threads,
         )
-        said = child.words.text if child.words is not None else ""
+        said = self._listener.farewell(child.words) if child.words is not None else ""
         inherited = None if self._unforkable else crash.inherited(child.box)
         return Evidence(worked, child.seen, around, last_words=said, inherited=inherited)
 
     def _forget(self, child: Child) -> None:
-        if child.words is not None:
-            fd = child.words.fileno()
-            if self._by_words.pop(fd, None) is not None:
-                with contextlib.suppress(KeyError):  # nobody listens to it while nobody reads ours
-                    self._poller.unregister(fd)
-            child.words.close()
         self._poller.unregister(child.handle)
         os.close(child.handle)
         os.close(child.stack_fd)
         child.box.release()
-
-    # ------------------------------------------------------------ standard error
-
-    def _hear(self, words: LastWords) -> None:
-        more = words.hear()
-        if self._echo.pending:
-            # Nobody reads ours: nobody is listened to until somebody does.
-            for fd in self._by_words:
-                with contextlib.suppress(KeyError):
-                    self._poller.unregister(fd)
-            self._poller.register(self._echo.fileno(), select.POLLOUT)
-        elif not more and self._by_words.pop(words.fileno(), None) is not None:
-            self._poller.unregister(words.fileno())  # it closed its standard error
-
-    def _listen_again(self) -> None:
-        if not self._echo.pending:
-            self._poller.unregister(self._echo.fileno())
-            for fd in self._by_words:
-                self._poller.register(fd, select.POLLIN)
 
     # ------------------------------------------------------------ leaving
 
     def _leave(self, grace_s: float) -> None:
         """End everything; idle workers have seen the trainer hang up and leave by themselves."""
         self._end_all(grace_s)
-        if self._echo.pending:
-            self._echo.finish()
+        self._listener.finish()
 
     def _end_all(self, grace_s: float) -> None:
         deadline = time.monotonic() + grace_s
@@ -395,7 +357,9 @@ class Zygote:
             with contextlib.suppress(ChildProcessError):
                 pid, _ = os.waitpid(-1, os.WNOHANG)
                 if pid:
-                    self._children.pop(pid, None)
+                    ended = self._children.pop(pid, None)
+                    if ended is not None and ended.words is not None:
+                        self._listener.farewell(ended.words)
                 else:
                     time.sleep(0.002)
 
