@@ -14,7 +14,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from holdfast import records as r
-from holdfast._fleet.machine import MOST_SENT, Machine
+from holdfast._fleet.dealing import MOST_SENT
+from holdfast._fleet.machine import Machine
+from holdfast.evidence import Evidence, Oom, Surroundings
 from holdfast.incident import Decision, Exit, Failure, InHand, Stage
 from holdfast.records import Outcome, Plan
 from holdfast.settings import FaultPolicy
@@ -34,6 +36,7 @@ class SimWorker:
     answered: bool = False
     inbox: deque[r.SendTask] = field(default_factory=deque)
     told_end: bool = False
+    dismissed: bool = False
 
 
 @dataclass
@@ -46,6 +49,7 @@ class World:
     bad_substitutes: int = 0  # so many candidates of each poisonous position kill, too
     stream_batches: int | None = None  # each slot's stream has so many batches
     can_skip: bool = False
+    bound: bool = True  # each task has a slot of its own
 
     @property
     def poison(self) -> set[tuple[int, int]]:
@@ -59,7 +63,7 @@ class Fleet:
     """
 
     def __init__(self, slots: int, policy: FaultPolicy, world: World) -> None:
-        self.machine = Machine(slots, policy)
+        self.machine = Machine(slots, policy, takes_turns=world.stream_batches is None)
         self.policy = policy
         self.world = world
         self.workers: list[SimWorker | None] = [None] * slots
@@ -96,6 +100,15 @@ class Fleet:
         assert action.incarnation == self.incarnations[action.slot] + 1
         self.incarnations[action.slot] = action.incarnation
         self.workers[action.slot] = SimWorker(action.incarnation)
+        living = sum(worker is not None for worker in self.workers)
+        assert living <= self.machine.crew.capacity, "more workers than may live"
+
+    def _obey_DismissWorker(self, action: r.DismissWorker) -> None:
+        worker = self.workers[action.slot]
+        assert worker is not None
+        assert worker.incarnation == action.incarnation
+        assert not worker.dismissed, "dismissed twice"
+        worker.dismissed = True
 
     def _obey_SendTask(self, action: r.SendTask) -> None:
         worker = self.workers[action.slot]
@@ -103,7 +116,10 @@ class Fleet:
         assert worker.incarnation == action.incarnation, "a task for a dead incarnation"
         assert action.seq in self.submitted
         assert action.seq not in self.outcomes, "a concluded task is sent again"
-        assert all(earlier.seq < action.seq for earlier in worker.inbox), "a slot's order was not kept"
+        assert not worker.dismissed, "a task for one who leaves"
+        if self.world.bound:
+            assert all(earlier.seq < action.seq for earlier in worker.inbox), "a slot's order was not kept"
+        assert all(earlier.seq != action.seq for earlier in worker.inbox), "a task was sent twice"
         worker.inbox.append(action)
         assert len(worker.inbox) <= MOST_SENT
 
@@ -112,7 +128,7 @@ class Fleet:
         assert action.seq not in self.outcomes, "a task was concluded twice"
         self.outcomes[action.seq] = action.outcome
         self.ends[action.seq] = action
-        if action.outcome is Outcome.DELIVERED:
+        if action.outcome is Outcome.DELIVERED and self.world.bound:
             self.delivered_by[self.slot_of(action.seq)].append(action.seq)
         if action.outcome is Outcome.ERRORED:
             assert action.incident is not None, "an error without an incident"
@@ -145,7 +161,7 @@ class Fleet:
     # what happens
 
     def slot_of(self, seq: int) -> int:
-        return seq % len(self.workers)
+        return seq % len(self.workers) if self.world.bound else -1
 
     def submit(self) -> None:
         if len(self.submitted) < len(self.world.sizes) and not self.machine.given_up:
@@ -176,7 +192,9 @@ class Fleet:
             return True
         if not worker.inbox or worker.told_end:
             worker.inbox.clear()
-            return False
+            if worker.dismissed:
+                self.die(slot, Stage.LEAVING, recycled="it was asked to leave")
+            return worker.dismissed
         action = worker.inbox[0]
         if self.world.stream_batches is not None and self.taken[slot] >= self.world.stream_batches:
             worker.told_end = True
@@ -267,6 +285,22 @@ class Fleet:
         if worker is not None:
             self.tell(r.WorkerSuspected(slot, worker.incarnation, 1, InHand(Stage.FETCHING, 0, 0, 99.0)))
 
+    def run_out_of_memory(self, slot: int) -> None:
+        """The kernel kills whoever it likes, whatever it does."""
+        evidence = Evidence(surroundings=Surroundings(oom=Oom(group_kills=1)))
+        worker = self.workers[slot]
+        if worker is not None and worker.inbox and worker.ready and not worker.asking:
+            self.die_with_next(slot, Stage.FETCHING, evidence=evidence)
+        else:
+            self.die(slot, Stage.IDLE, evidence=evidence)
+
+    def tell_memory(self, slot: int, scarce: bool, later: float) -> None:
+        self.now += later
+        self.tell(r.MemoryTold(scarce, slot, 1 << 30, 1 << 31, 1 << 20))
+
+    def want(self, workers: int) -> None:
+        self.tell(r.SizeWanted(workers))
+
     def repeat_old_news(self, number: int) -> None:
         """Late or doubled news of an incarnation that is gone."""
         old = [event for event in self.history if event.incarnation < self.incarnations[event.slot]]
@@ -316,11 +350,12 @@ def worlds(draw: st.DrawFn, *, poison: bool = True, streams: bool = True) -> tup
     deadly = draw(st.sets(st.sampled_from(places), max_size=4)) if poison else set()
     fetch = {place for place in sorted(deadly) if draw(st.booleans())}
     stream = draw(st.none() | st.integers(0, 4)) if streams else None
-    return slots, World(sizes, frozenset(fetch), frozenset(deadly - fetch), stream_batches=stream)
+    bound = stream is not None or draw(st.booleans())
+    return slots, World(sizes, frozenset(fetch), frozenset(deadly - fetch), stream_batches=stream, bound=bound)
 
 
 STEPS = st.lists(
-    st.tuples(st.integers(0, 17), st.integers(0, 2), st.integers(0, MOST_SIZE - 1), st.integers(0, 3)), max_size=60
+    st.tuples(st.integers(0, 20), st.integers(0, 2), st.integers(0, MOST_SIZE - 1), st.integers(0, 3)), max_size=60
 )
 
 DECISIONS = tuple(Decision)
@@ -357,5 +392,11 @@ def interpret(fleet: Fleet, steps: list[tuple[int, int, int, int]], *, accidents
             fleet.raise_next(slot, position)
         elif what == 16:
             fleet.skip_next(slot, (Decision.SKIP, Decision.REPLACE, Decision.RETRY)[choice % 3], position)
+        elif what == 18:
+            fleet.run_out_of_memory(slot)
+        elif what == 19:
+            fleet.tell_memory(slot, scarce=choice < 2, later=position * 20.0)
+        elif what == 20:
+            fleet.want(position)
         else:
             fleet.ask(slot)

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from holdfast import records as r
 from holdfast._fleet import policy as rules
+from holdfast._fleet.dealing import MOST_SENT
 from holdfast._fleet.halving import Halving
-from holdfast._fleet.machine import LEAST_STARTS, MOST_SENT, Machine
+from holdfast._fleet.machine import LEAST_STARTS, Machine
 from holdfast.incident import Decision, Exit, Failure, IncidentKind, InHand, Stage
 from holdfast.records import MOST_SUBSTITUTES, LimitKind, Outcome, Plan
 from holdfast.settings import FaultPolicy

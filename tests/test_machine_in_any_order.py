@@ -155,7 +155,7 @@ def test_streams_give_all_they_have_when_workers_die_by_chance(batches, slots, s
 def test_a_stream_that_can_step_over_goes_on_after_each_deadly_sample(world, batches, steps, retries):
     """Under raise each deadly batch is an error, under skip a smaller batch: the stream is given to its end."""
     slots, world = world
-    world.stream_batches, world.can_skip = batches, True
+    world.stream_batches, world.can_skip, world.bound = batches, True, True
     reached = {seq for seq in range(len(world.sizes)) if seq // slots < batches}
     deadly = {seq for seq, _ in world.poison} & reached
     for rule in ("raise", "skip"):
@@ -210,3 +210,22 @@ def test_the_same_events_give_the_same_actions(world, steps, rule):
         return fleet.history, fleet.outcomes, fleet.quarantined, fleet.incarnations, fleet.now
 
     assert play() == play()
+
+
+@settings(max_examples=300)
+@given(world=worlds(poison=False, streams=False), steps=STEPS, wanted=st.integers(1, 3), killed=st.integers(0, 3))
+def test_nothing_is_lost_with_fewer_workers_than_slots(world, steps, wanted, killed):
+    """Slots take turns, or share the work: every task is delivered, however few workers may live."""
+    slots, world = world
+    fleet = Fleet(slots, FaultPolicy(retries=len(steps), **NO_LIMITS), world)
+
+    fleet.want(wanted)
+    for slot in range(min(killed, slots)):
+        fleet.run_out_of_memory(slot)
+    interpret(fleet, [step for step in steps if step[0] not in (15, 16)])
+    fleet.settle()
+
+    fleet.check_lawful_end()
+    assert not fleet.machine.given_up
+    assert list(fleet.outcomes.values()) == [Outcome.DELIVERED] * len(world.sizes)
+    assert fleet.quarantined == []

@@ -114,6 +114,11 @@ class Oom:
     group: str = ""  # path of the cgroup
     log: str = ""  # the kernel log's lines that name this pid, where readable
 
+    @property
+    def killed(self) -> bool:
+        """Whether one of these kills was this worker's."""
+        return bool(self.log or (self.group_kills if self.group_kills is not None else self.machine_kills))
+
 
 @dataclass(frozen=True)
 class Surroundings:
@@ -216,6 +221,10 @@ class Evidence:
     unpicklable: tuple[Unpicklable, ...] = ()  # why a job could not be sent to its workers; the nearest first
     growth: Growth | None = None  # None: its memory does not grow, or it is too early to say
     unguarded: str = ""  # «train.py:12»: the main module's line that was running, outside of a __main__ guard
+
+    @property
+    def killed_for_memory(self) -> bool:
+        return self.surroundings is not None and self.surroundings.oom.killed
 
 
 NO_EVIDENCE = Evidence()

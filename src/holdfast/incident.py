@@ -167,6 +167,7 @@ class IncidentKind(str, enum.Enum):
     SUSPECTED_HANG = "suspected hang"
     START = "failed start"
     GROWTH = "growth"  # nothing died yet: a worker's memory grows and grows
+    RESIZED = "resized"  # the fleet has become smaller, or larger again, for the memory there is
     RECYCLED = "recycled"  # nothing went wrong: a worker left on time, and a fresh one took its place
 
     def __str__(self) -> str:
@@ -236,6 +237,8 @@ class Incident:
             return f"grows by {in_words(self.evidence.growth.bytes_per_batch)} per batch"
         if self.kind is IncidentKind.RECYCLED:
             return f"was recycled: {self.recycled}"
+        if self.kind is IncidentKind.RESIZED:
+            return self.recycled
         if self.kind is IncidentKind.HANG or (self.hung and self.exit):
             return f"hung for {self.in_hand.seconds:.1f} s"
         if self.kind is IncidentKind.SUSPECTED_HANG:
@@ -261,6 +264,8 @@ class Incident:
         head = f"worker {self.slot} {self.cause}"
         if self.kind in (IncidentKind.RECYCLED, IncidentKind.GROWTH):
             return head
+        if self.kind is IncidentKind.RESIZED:
+            return f"the fleet {self.action}: {self.recycled}"
         head += f" while {self.doing}"
         return f"{head}: {self.action}" if self.action else head
 

@@ -26,7 +26,7 @@ from holdfast.incident import Decision, Exit, Failure, Incident, InHand
 
 class TaskSubmitted(NamedTuple):
     seq: int
-    slot: int
+    slot: int  # -1: whichever has time
     size: int
     skippable: bool = True  # False: a stream, which may be unable to step over a sample
     known_bad: tuple[int, ...] = ()  # positions of samples that have killed workers before
@@ -101,6 +101,24 @@ class WorkerGrew:
 
 
 @dataclass(frozen=True)
+class MemoryTold:
+    """The workers' memory as their watchman sees it: told when it is scarce, and when there is room."""
+
+    scarce: bool  # False: another worker, as large as the largest was, has room
+    slot: int = -1  # the largest worker's
+    slot_bytes: int = 0
+    used_bytes: int = 0
+    left_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class SizeWanted:
+    """So many workers are best."""
+
+    workers: int
+
+
+@dataclass(frozen=True)
 class DecisionAsked:
     slot: int
     incarnation: int
@@ -129,6 +147,8 @@ Event: TypeAlias = (
     | PreparationFailed
     | WorkerSuspected
     | WorkerGrew
+    | MemoryTold
+    | SizeWanted
     | DecisionAsked
     | DecisionMade
     | EpochBegan
@@ -155,6 +175,14 @@ WHOLE = Plan()
 
 @dataclass(frozen=True)
 class StartWorker:
+    slot: int
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class DismissWorker:
+    """Have it leave when it has done what was sent to it."""
+
     slot: int
     incarnation: int
 
@@ -228,6 +256,7 @@ class GiveUp:
 
 Action: TypeAlias = (
     StartWorker
+    | DismissWorker
     | SendTask
     | ConcludeTask
     | ReportIncident

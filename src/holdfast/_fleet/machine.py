@@ -20,6 +20,8 @@ from typing import Any
 
 from holdfast import records as r
 from holdfast._fleet import incidents
+from holdfast._fleet.crew import Crew
+from holdfast._fleet.dealing import Dealer
 from holdfast._fleet.halving import Halving
 from holdfast._fleet.policy import Intensity, too_many_bad
 from holdfast._fleet.state import Question, Slot, Task
@@ -28,7 +30,6 @@ from holdfast.records import Action, Event, Outcome
 from holdfast.settings import FaultPolicy
 
 LEAST_STARTS = 3  # a worker that dies while it starts gets so many tries, whatever the policy
-MOST_SENT = 16  # tasks that wait at a worker; the rest waits here, where it costs no descriptor
 _OWN_STAGES = (Stage.IDLE, Stage.LEAVING, Stage.WAITING, Stage.DELIVERING)  # no user code runs
 _START_STAGES = (Stage.STARTING, Stage.PREPARING, Stage.FORWARDING)
 
@@ -36,10 +37,12 @@ _START_STAGES = (Stage.STARTING, Stage.PREPARING, Stage.FORWARDING)
 class Machine:
     """One fleet's decisions. Deterministic: the same events at the same times give the same actions."""
 
-    def __init__(self, slots: int, policy: FaultPolicy) -> None:
+    def __init__(self, slots: int, policy: FaultPolicy, *, takes_turns: bool = True) -> None:
         self.policy = policy
         self.slots = [Slot(n) for n in range(slots)]
+        self.crew = Crew(self.slots, self._start, self._do, takes_turns=takes_turns)
         self.tasks: dict[int, Task] = {}
+        self._dealer = Dealer(self.slots, self.tasks, self._do)
         self.given_up = False
         self.restarts = 0
         self.retries = 0
@@ -60,15 +63,16 @@ class Machine:
             r.PreparationFailed: self._preparation_failed,
             r.WorkerSuspected: self._worker_suspected,
             r.WorkerGrew: self._worker_grew,
+            r.MemoryTold: self.crew.memory_told,
+            r.SizeWanted: lambda event, now: self.crew.want(event.workers),
             r.DecisionAsked: self._decision_asked,
             r.DecisionMade: self._decision_made,
             r.EpochBegan: self._epoch_began,
         }
 
     def begin(self) -> list[Action]:
-        """Fill every slot."""
-        for slot in self.slots:
-            self._start(slot)
+        """Fill the slots."""
+        self.crew.arrange()
         return self._take_actions()
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -87,17 +91,18 @@ class Machine:
     # ------------------------------------------------------------ healthy work
 
     def _task_submitted(self, event: r.TaskSubmitted, now: float) -> None:
-        slot = self.slots[event.slot]
         self.drawn += event.size
-        if slot.ended:
+        if event.slot >= 0 and self.slots[event.slot].ended:
             self._do(r.ConcludeTask(event.seq, Outcome.ENDED))
             return
         task = self.tasks[event.seq] = Task(event.seq, event.slot, event.size, event.skippable)
-        slot.queue.append(event.seq)
         if event.known_bad and self._leave_out(task, event.known_bad):
-            self._conclude(slot, task, Outcome.EMPTY)
+            del self.tasks[event.seq]
+            self._do(r.ConcludeTask(event.seq, Outcome.EMPTY))
             return
-        self._send_queued(slot)
+        self._dealer.add(task)
+        if self.crew.is_short and event.slot >= 0 and self.slots[event.slot].state == "empty":
+            self.crew.arrange()
 
     def _leave_out(self, task: Task, positions: tuple[int, ...]) -> bool:
         """Leave out what has killed workers in an earlier epoch; True when nothing is left."""
@@ -113,6 +118,8 @@ class Machine:
             slot.state = "ready"
             slot.failed_starts = 0
             slot.can_skip = event.can_skip
+            if self.crew.is_short:
+                self.crew.arrange()
 
     def _task_finished(self, event: r.TaskFinished, now: float) -> None:
         slot = self.slots[event.slot]
@@ -172,7 +179,9 @@ class Machine:
         slot.queue.remove(task.seq)  # nearly always the first
         del self.tasks[task.seq]
         self._do(r.ConcludeTask(task.seq, outcome, incident))
-        self._send_queued(slot)
+        self._dealer.send(slot)
+        if not slot.queue and self.crew.is_short:
+            self.crew.arrange()
 
     def _end_stream(self, slot: Slot) -> None:
         """A stream has no more: what was still asked of it will not come."""
@@ -182,6 +191,8 @@ class Machine:
             del self.tasks[seq]
             self._do(r.ConcludeTask(seq, Outcome.ENDED))
         slot.sent = 0
+        if self.crew.is_short:
+            self.crew.arrange()
 
     # ------------------------------------------------------------ deaths
 
@@ -191,11 +202,12 @@ class Machine:
             return
         started = slot.state == "ready"
         slot.state = "empty"
-        if slot.retired:
-            return
+        slot.sent = 0
+        dismissed, slot.leaving = slot.leaving, False
         if event.recycled:
-            self.recycled += 1
-            self._do(r.ReportIncident(incidents.of_recycling(event)))
+            if not dismissed:
+                self.recycled += 1
+                self._do(r.ReportIncident(incidents.of_recycling(event)))
             self._fill(slot)
             return
         incident = incidents.of_death(event, self.policy.retries + 1)
@@ -204,7 +216,9 @@ class Machine:
         in_hand = head is not None and (head.seq == event.in_hand.batch or stage is Stage.AT_WORK)
         if head is not None and stage is Stage.AT_WORK:
             incident = replace(incident, batch=head.seq)
-        if event.blameless or stage in _OWN_STAGES:
+        if self.crew.was_killed_for_memory(event, incident, now):
+            pass  # nobody's fault, and told
+        elif event.blameless or stage in _OWN_STAGES:
             self._do(r.ReportIncident(incident))
         elif stage in _START_STAGES or not started:
             if stage is Stage.FORWARDING:
@@ -231,9 +245,14 @@ class Machine:
         self._fill(slot)
 
     def _fill(self, slot: Slot) -> None:
-        """Start a worker where one is missing and wanted."""
-        if slot.state == "empty" and not (slot.ended and not slot.queue):
-            self._start(slot)
+        """Start a worker where one is missing and wanted; here, if there may be one more."""
+        if not self.crew.is_short:
+            if slot.state == "empty" and not (slot.ended and not slot.queue):
+                self._start(slot)
+            return
+        self.crew.arrange()
+        if slot.state == "empty":
+            self._dealer.pass_on(slot)
 
     def _died_at(self, slot: Slot, task: Task, position: int, incident: Incident) -> None:
         deaths = task.deaths[position] = task.deaths.get(position, 0) + 1
@@ -272,7 +291,7 @@ class Machine:
         search.learn(survived)
         if search.culprits is None:
             slot.sent = 0
-            self._send_queued(slot)
+            self._dealer.send(slot)
             return
         culprits = search.culprits if len(search.culprits) == 1 else task.live()
         task.search = None
@@ -284,7 +303,7 @@ class Machine:
         task.deaths.update(dict.fromkeys(culprits, attempt))
         self._poison(slot, task, culprits, replace(incident, attempt=attempt))
         if slot.state != "empty":
-            self._send_queued(slot)
+            self._dealer.send(slot)
 
     def _poison(self, slot: Slot, task: Task, positions: tuple[int, ...], incident: Incident) -> None:
         """These samples have killed as many workers as they may."""
@@ -351,7 +370,7 @@ class Machine:
         self._start_failed(slot, incident)
         if not self.given_up:
             self.restarts += 1
-            self._start(slot)
+            self._fill(slot)
 
     def _start_failed(self, slot: Slot, incident: Incident) -> None:
         slot.failed_starts += 1
@@ -371,24 +390,9 @@ class Machine:
         slot.incarnation += 1
         slot.state = "starting"
         slot.sent = 0
+        slot.leaving = False
         self._do(r.StartWorker(slot.number, slot.incarnation))
-        self._send_queued(slot)
-
-    def _send_queued(self, slot: Slot) -> None:
-        if slot.state == "empty" or (slot.sent and self.tasks[slot.queue[0]].search is not None):
-            return  # nobody is there, or a search has its worker to itself
-        while slot.sent < min(len(slot.queue), MOST_SENT):
-            task = self.tasks[slot.queue[slot.sent]]
-            if self._questions and self._is_open(task):
-                return
-            slot.sent += 1
-            self._do(r.SendTask(slot.number, slot.incarnation, task.seq, task.plan()))
-            if task.search is not None:
-                return
-
-    def _is_open(self, task: Task) -> bool:
-        """Whether the user's callable has yet to say what becomes of it."""
-        return any(question.task is task for question in self._questions.values())
+        self._dealer.send(slot)
 
     # ------------------------------------------------------------ the rest
 
@@ -412,6 +416,8 @@ class Machine:
 
     def _ask(self, question: Question) -> None:
         self._tickets += 1
+        if question.task is not None:
+            question.task.is_asked_about = True
         self._questions[self._tickets] = question
         self._do(r.AskPolicy(self._tickets, question.incident))
 
@@ -424,22 +430,21 @@ class Machine:
             if slot.incarnation == question.incarnation:
                 self._do(r.AnswerWorker(slot.number, slot.incarnation, event.decision))
             return
+        question.task.is_asked_about = False
         if question.task.seq in self.tasks:
             slot.sent = 0
             self._sentence(slot, question.task, question.positions, question.incident, event.decision)
             if not self.given_up:
-                self._send_queued(slot)
+                self._dealer.send(slot)
 
     def _epoch_began(self, event: r.EpochBegan, now: float) -> None:
         self.tasks.clear()
         self._questions.clear()
         self.bad = self.drawn = 0
+        self._dealer.clear()
         for slot in self.slots:
-            slot.queue.clear()
-            slot.sent = 0
             slot.ended = False
-            if slot.state == "empty":
-                self._start(slot)
+        self.crew.arrange()
 
     def _current(self, number: int, incarnation: int, seq: int) -> Task | None:
         """The task, if this very incarnation was to do it; late news of an earlier one count for nothing."""

@@ -22,6 +22,7 @@ class Engine(Protocol):
     """Where workers run."""
 
     def start_worker(self, slot: int, incarnation: int) -> None: ...
+    def dismiss_worker(self, slot: int, incarnation: int) -> None: ...
     def send_task(self, slot: int, incarnation: int, seq: int, body: bytes, probe: bool) -> None: ...
     def answer(self, slot: int, incarnation: int, decision: Decision) -> None: ...
     def step_over(self, slot: int, count: int, killers: frozenset[int]) -> None: ...
@@ -107,6 +108,8 @@ class Runner:
     def _carry_out_rare(self, action: Action) -> list[Action]:
         if isinstance(action, r.StartWorker):
             self._engine.start_worker(action.slot, action.incarnation)
+        elif isinstance(action, r.DismissWorker):
+            self._engine.dismiss_worker(action.slot, action.incarnation)
         elif isinstance(action, r.ReportIncident):
             self._door.incident_happened(self._door.explain(action.incident))
         elif isinstance(action, r.PutInQuarantine):

@@ -25,13 +25,13 @@ class Slot:
     failed_starts: int = 0
     ended: bool = False
     can_skip: bool = False  # its stream can step over a sample that kills
-    retired: bool = False
+    leaving: bool = False  # its worker was asked to go, and is sent nothing more
 
 
 @dataclass
 class Task:
     seq: int
-    slot: int
+    slot: int  # -1: whichever takes it
     size: int
     skippable: bool
     deaths: dict[int, int] = field(default_factory=dict)
@@ -39,6 +39,7 @@ class Task:
     excluded: set[int] = field(default_factory=set)
     substitutes: dict[int, int] = field(default_factory=dict)
     search: Halving | None = None
+    is_asked_about: bool = False  # the user's callable has yet to say what becomes of it
 
     def live(self) -> tuple[int, ...]:
         if self.skippable:

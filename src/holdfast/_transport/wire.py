@@ -30,6 +30,7 @@ class Kind(enum.IntEnum):
     ASSIGN = 5
     REST = 6
     FREED = 7
+    DISMISS = 8
     # worker → trainer
     READY = 16
     RESULT = 17

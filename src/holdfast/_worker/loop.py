@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from holdfast._capture import crash, stacks
-from holdfast._capture.blackbox import BlackBox
+from holdfast._capture.blackbox import BlackBox, Reason
 from holdfast._system import processes
 from holdfast._system.channel import Channel, Frame
 from holdfast._transport import packing, wire
@@ -214,6 +214,10 @@ def main(
                 arena.give_back(wire.unpack_numbers(frame.body, frame.extra))
             elif frame.kind == Kind.REST:
                 arena.forget()
+            elif frame.kind == Kind.DISMISS:
+                box.retire(Reason.DISMISSED, 0, 0)
+                box.enter(Stage.LEAVING)
+                return
     except EOFError:
         box.enter(Stage.LEAVING)
     except BaseException as error:

@@ -37,6 +37,8 @@ def _why_recycled(worker: Worker) -> str:
     reason, reached, bound = worker.box.retired
     if worker.status != 0 or reason in (Reason.NONE, Reason.REFUSED):
         return ""
+    if reason is Reason.DISMISSED:
+        return "it was asked to leave"
     if reason is Reason.BATCHES:
         return f"it has done {reached} batches"
     if reason is Reason.SAMPLES:
@@ -140,6 +142,13 @@ class Exchange:
         worker = self._worker(slot, incarnation)
         if worker is not None:
             worker.channel.send(Kind.ANSWER, parts=[decision.value.encode()])
+
+    def dismiss_worker(self, slot: int, incarnation: int) -> None:
+        worker = self._worker(slot, incarnation)
+        if worker is not None:
+            worker.channel.send(Kind.DISMISS)
+            if worker.channel.congested:
+                self._mind_congestion(worker)
 
     def step_over(self, slot: int, count: int, killers: frozenset[int]) -> None:
         kept = self._memories[slot]

@@ -89,6 +89,9 @@ class InlineEngine:
         except TaskFailed as failed:
             self._tell(r.TaskErrored(0, 1, seq, failed.failure, tuple(self.dealt_with), failed.ended))
 
+    def dismiss_worker(self, slot: int, incarnation: int) -> None:
+        raise AssertionError("there is nobody to spare")
+
     def answer(self, slot: int, incarnation: int, decision: Decision) -> None: ...
 
     def step_over(self, slot: int, count: int, killers: frozenset[int]) -> None: ...

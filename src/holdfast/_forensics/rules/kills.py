@@ -64,7 +64,7 @@ def killed_for_memory(incident: Incident) -> Verdict | None:
     if _signal(incident) != "SIGKILL" or around is None:
         return None
     oom, worked = around.oom, incident.evidence.worked
-    if not oom.log and not _counted(oom):
+    if not oom.killed:
         return None
     confidence = Confidence.CERTAIN if oom.log else Confidence.LIKELY
     facts = (*_kernel_said(oom), *_held(worked), *_growth(worked), *_machine(around))
@@ -102,10 +102,6 @@ def _machine_ran_out(around: Surroundings, worked: Worked, facts: tuple[str, ...
         (*_use_less(held), "see what else takes memory: ps aux --sort -rss | head"),
         confidence,
     )
-
-
-def _counted(oom: Oom) -> bool:
-    return bool(oom.group_kills if oom.group_kills is not None else oom.machine_kills)
 
 
 def _by_group(around: Surroundings, worked: Worked) -> bool:
