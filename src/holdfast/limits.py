@@ -12,13 +12,15 @@ Never   looks at a process.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.quantities import parse_bytes
+from holdfast.quantities import parse_bytes, parse_bytes_or_share
 
 SOFT_SHARE = 0.85
+BUDGET_VARIABLE = "HOLDFAST_MEMORY_BUDGET"  # as a container's manifest may set it
 _COUNTED = re.compile(r"\s*(\d+)\s*(batch|batches|sample|samples)\s*")
 
 
@@ -41,6 +43,16 @@ class Limits:
 
 
 NO_LIMITS = Limits()
+
+
+def budget_of(memory_budget: Any) -> str | int | None:
+    """What `memory_budget=` means, checked; where it is not set, HOLDFAST_MEMORY_BUDGET. None: what is left."""
+    name = "memory_budget"
+    if memory_budget is None:
+        memory_budget, name = os.environ.get(BUDGET_VARIABLE) or None, BUDGET_VARIABLE
+    if memory_budget is not None:
+        parse_bytes_or_share(name, memory_budget, 1 << 40)
+    return memory_budget  # type: ignore[no-any-return]
 
 
 def limits_of(memory_limit: Any, recycle_after: Any) -> Limits:

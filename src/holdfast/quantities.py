@@ -40,7 +40,10 @@ def parse_bytes_or_share(name: str, value: Any, whole: int) -> int:
     """The same, or a share of `whole`: «80%»."""
     found = _SHARE.fullmatch(value) if isinstance(value, str) else None
     if found is None:
-        return parse_bytes(name, value)
+        try:
+            return parse_bytes(name, value)
+        except TypeError:
+            raise TypeError(f'{name} must be a size such as "24GiB" or a share such as "80%", got {value!r}') from None
     share = float(found[1])
     if not 0 < share <= 100:
         raise ValueError(f'{name} is a share between "1%" and "100%", got {value!r}')

@@ -7,60 +7,21 @@ test_surroundings.py has the same by hand. The group goes when the test does.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from forensics.groups import group_in, memory_group, run_in
 from holdfast._forensics import surroundings
+
+__all__ = ["memory_group"]
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 PROGRAM = Path(__file__).parent / "programs" / "hungry.py"
-LIMIT = 600 << 20
 PROCESSES = 60
-DEADLINE_S = 20.0
 HEALTHY_OF_MEMORY = [0, 1, 2, 5, 6, 7, 9]
-
-
-@contextlib.contextmanager
-def group_in(home: Path) -> Iterator[Path]:
-    """A group below `home`, for as long as it is needed."""
-    folder = home / f"holdfast-test-{os.getpid()}"
-    try:
-        folder.mkdir()
-    except OSError as error:
-        pytest.skip(f"no group can be made here: {error}")
-    try:
-        yield folder
-    finally:
-        deadline = time.monotonic() + DEADLINE_S
-        while True:  # what ran in it takes a moment to be gone
-            try:
-                folder.rmdir()
-                break
-            except OSError:
-                assert time.monotonic() < deadline, f"{folder} is still in use"
-                time.sleep(0.01)  # between two tries, with a deadline
-
-
-@pytest.fixture
-def memory_group() -> Iterator[Path]:
-    groups = surroundings.own_groups()
-    if not groups or os.geteuid() != 0:
-        pytest.skip("no memory controller, or not root")
-    with group_in(Path(groups[0].folder)) as folder:
-        limit = folder / ("memory.max" if groups[0].is_v2 else "memory.limit_in_bytes")
-        if not limit.exists():
-            pytest.skip("the memory controller is not handed down to groups below this one")
-        limit.write_text(str(LIMIT))
-        yield folder
 
 
 @pytest.fixture
@@ -78,35 +39,12 @@ def process_group() -> Iterator[Path]:
     pytest.skip("no controller of processes (v1) here")
 
 
-def run_in(group: Path, *arguments: str) -> dict[str, Any]:
-    """What the job in this group says of its incidents."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    job = subprocess.Popen(
-        [sys.executable, str(PROGRAM), *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        text=True,
-    )
-    with job:
-        try:
-            (group / "cgroup.procs").write_text(str(job.pid))
-            out, err = job.communicate("go\n", timeout=90)
-        except BaseException:
-            job.kill()
-            raise
-    assert job.returncode == 0, err[-2000:]
-    told: dict[str, Any] = json.loads(out)
-    return told
-
-
 @pytest.mark.parametrize(("method", "log"), [("fork", "with"), ("spawn", "with"), ("fork", "without")])
 def test_workers_that_the_limit_kills_are_told_from_one_that_is_killed_by_hand(
     memory_group: Path, method: str, log: str
 ) -> None:
     """Two that eat at the same time each get their own kill; the third gets none. The log only adds certainty."""
-    ended = run_in(memory_group, "memory", method, log)
+    ended = run_in(memory_group, PROGRAM, "memory", method, log)
 
     assert ended["delivered"] == HEALTHY_OF_MEMORY
     told = ended["told"]
@@ -127,7 +65,7 @@ def test_workers_that_the_limit_kills_are_told_from_one_that_is_killed_by_hand(
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_limit_of_processes_is_told_for_threads_and_for_forks(process_group: Path, method: str) -> None:
     """RLIMIT_NPROC does not bind root, a container's limit does: both look the same from inside."""
-    ended = run_in(process_group, "processes", method, "with")
+    ended = run_in(process_group, PROGRAM, "processes", method, "with")
 
     assert ended["delivered"] == [0, 1, 2, 4, 6, 7, 8, 9]
     told = ended["told"]

@@ -43,6 +43,8 @@ class Vitals:
         self.descriptors: int | None = None
         self.threads: int | None = None
         self.peak_bytes: int | None = None
+        self._resident_bytes = self._cell_bytes = 0
+        self._known = (0, 0)  # when its private memory was last known: that, and what was resident
 
     def look(self, now: float, batches: int = 0, workers: int = 1) -> bool:
         """Look, if it is time to; whether there is a new sample. `workers`: so many share the time for it."""
@@ -57,10 +59,11 @@ class Vitals:
             self.descriptors = len(os.listdir(f"/proc/{self._pid}/fd"))
         except (OSError, KeyError, ValueError):
             return False  # it is gone, or going
+        self._resident_bytes, self._cell_bytes = resident, status.get("RssShmem", 0) * 1024
         self._looks += 1
         if self._looks % self._every:
             return False
-        self.kept.append(Sample(now, batches, resident, self._private(now, workers), status.get("RssShmem", 0) * 1024))
+        self.kept.append(Sample(now, batches, resident, self._private(now, workers), self._cell_bytes))
         if len(self.kept) > _MOST_SAMPLES:
             del self.kept[1::2]
             self._every *= 2
@@ -72,7 +75,16 @@ class Vitals:
         begun = time.thread_time()  # not the clock: on a busy machine that counts what others do
         private = own_bytes(self._pid)
         self._next_private = now + _DEAR * workers * (time.thread_time() - begun)
+        if private is not None:
+            self._known = (private, self._resident_bytes)
         return private
+
+    @property
+    def footprint_bytes(self) -> int:
+        """About what the machine would have back without it, cells included: what came since the last dear look is
+        taken for its own."""
+        private, resident = self._known
+        return max(0, private + self._resident_bytes - resident) + self._cell_bytes
 
     def samples(self, now: float) -> tuple[MemorySample, ...]:
         return tuple(MemorySample(round(now - s.at, 3), s.resident_bytes, s.private_bytes) for s in self.kept)

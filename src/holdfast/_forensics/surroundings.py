@@ -81,6 +81,27 @@ class Group:
                 return used
         return None
 
+    @property
+    def held_bytes(self) -> int | None:
+        """What it uses and cannot give back: without the files that are only cached."""
+        used = _number(f"{self.folder}/{'memory.current' if self.is_v2 else 'memory.usage_in_bytes'}")
+        if used is None:
+            return None
+        prefix, stat = "" if self.is_v2 else "total_", f"{self.folder}/memory.stat"
+        return max(0, used - sum(_counter(stat, f"{prefix}{kind}_file") or 0 for kind in ("active", "inactive")))
+
+
+def available_bytes(root: str = "/") -> int | None:
+    """What the machine can still give."""
+    return _kib(_table(f"{root}/proc/meminfo").get("MemAvailable"))
+
+
+def total_bytes(root: str = "/") -> int | None:
+    """All the memory that there is for us: the machine's, or the smallest limit of a group above us."""
+    machine = _kib(_table(f"{root}/proc/meminfo").get("MemTotal"))
+    limits = [group.limit_bytes for group in own_groups(root)]
+    return min((limit for limit in (machine, *limits) if limit is not None), default=None)
+
 
 def own_groups(root: str = "/") -> list[Group]:
     """The memory groups that this process is in, innermost first, as far up as can be seen from here."""

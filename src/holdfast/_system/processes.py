@@ -21,6 +21,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, -1)
 
 
+OOM_SCORE = 300  # as if a worker had 30 % of all memory beside its own
+
+
 def die_with_parent(parent: int) -> None:
     """Be killed when the thread that forked us ends; leave now if it has ended already."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -55,6 +58,14 @@ def give_way() -> None:
     with contextlib.suppress(OSError):  # some containers forbid it: slower by a few percent, nothing else
         if os.sched_getscheduler(0) == os.SCHED_OTHER:  # else somebody has chosen
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def be_killed_first() -> None:
+    """Where memory runs out, have the kernel take this process rather than one that cannot be replaced."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/oom_score_adj", "r+") as file:
+        if int(file.read()) < OOM_SCORE:
+            file.seek(0)
+            file.write(str(OOM_SCORE))
 
 
 def kill_group(leader: int) -> None:

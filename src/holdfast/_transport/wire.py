@@ -54,6 +54,7 @@ class Kind(enum.IntEnum):
     UNLOADABLE = 52
     UNFORKED = 53
     GREW = 54
+    MEMORY = 55
 
 
 class Side(NamedTuple):

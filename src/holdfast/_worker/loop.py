@@ -174,6 +174,7 @@ def main(
     stacks.install(stack_fd)
     crash.install(mapped)  # after the stacks: it comes first, and passes the signal on to them
     processes.give_way()
+    processes.be_killed_first()
     arena = Arena()
     desk = Desk(channel, box, arena)
     desk.keep(early)

@@ -27,6 +27,7 @@ class WatchSettings:
     sample_timeout: float | Literal["auto"] | None
     floor_s: float
     memory_limit: int | None = None  # of a worker, in bytes: to say how long it will last
+    memory_budget: str | int | None = None  # of all workers together: a size, a share of what there is; None: that
     left_behind: tuple[str, ...] = ()  # threads of the trainer that workers have not got, where they are forks of it
 
     @property

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 from holdfast.incident import Incident
-from holdfast.limits import limits_of
+from holdfast.limits import budget_of, limits_of
 from holdfast.loader.inline import InlineIterator
 from holdfast.loader.iterator import SupervisedIterator
 from holdfast.loader.ledger import COUNTS, Incidents, Ledger, Quarantine
@@ -43,6 +43,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                  whatever they like
     memory_limit  private memory of a worker, such as "4GiB": near it the worker is recycled after its batch, at it
                  the sample in hand is treated as at a crash
+    memory_budget  memory of all workers together, batches under way included, such as "24GiB" or "80%" of what there
+                 is: near it the fleet goes on with fewer workers until there is room again; None: what the container
+                 or the machine leaves
     recycle_after  a fresh worker after so many batches (500), samples ("20000 samples") or growth ("1GiB")
     share_dataset  True: what is large in the dataset (lists, dicts, arrays, tables, …) is moved into shared memory, as
              by `holdfast.share`, in a copy for the workers; the log says what. Your dataset stays as it is
@@ -76,11 +79,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         on_incident: Callable[[Incident], object] | Sequence[Callable[[Incident], object]] = (),
         worker_threads: int | None = 1,
         memory_limit: str | int | None = None,
+        memory_budget: str | int | None = None,
         recycle_after: str | int | None = None,
         share_dataset: bool = False,
     ) -> None:
         self.faults = faults
-        self.memory_limit, self.recycle_after = memory_limit, recycle_after
+        self.memory_limit, self.recycle_after, self.memory_budget = memory_limit, recycle_after, memory_budget
+        self._budget = budget_of(memory_budget)
         self._limits = limits_of(memory_limit, recycle_after)
         self.worker_threads = check_threads(worker_threads)
         self.describe = check_callable("describe", describe)

@@ -56,9 +56,11 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         self._policy: FaultPolicy = loader._policy
         self._stream = self._dataset_kind == torch_loader._DatasetKind.Iterable
         context = loader.multiprocessing_context or torch.multiprocessing
-        watch = WatchSettings(self._policy.sample_timeout, self._policy.hang_floor_s, loader._limits.memory_bytes)
+        watch = WatchSettings(
+            self._policy.sample_timeout, self._policy.hang_floor_s, loader._limits.memory_bytes, loader._budget
+        )
         self._engine = make_engine(context, self._make_job(loader), self._num_workers, watch)
-        self._machine = Machine(self._num_workers, self._policy)
+        self._machine = Machine(self._num_workers, self._policy, takes_turns=not self._stream)
         self._door = Door(
             self._ledger,
             self._policy,

@@ -235,6 +235,8 @@ class LocalEngine(Exchange):
             elif frame.kind == Kind.GREW:
                 incarnation, evidence = wire.load(frame.body)
                 news.append((r.WorkerGrew(frame.extra, incarnation, frame.seq, evidence), None))
+            elif frame.kind == Kind.MEMORY:
+                news.append((r.MemoryTold(*wire.load(frame.body)), None))
             elif frame.kind == Kind.UNFORKED:
                 worker = self._worker(frame.seq, frame.extra)
                 if worker is not None:

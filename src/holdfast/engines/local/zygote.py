@@ -11,6 +11,7 @@ when the trainer hangs up or dies. It adopts what its workers leave behind and t
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import multiprocessing
 import os
@@ -39,6 +40,7 @@ from holdfast._transport.wire import Kind
 from holdfast._worker import failures
 from holdfast.engines import payload as payloads
 from holdfast.engines.local import solo
+from holdfast.engines.local.budget import Budget
 from holdfast.engines.payload import Payload
 from holdfast.engines.watch import WatchSettings
 from holdfast.engines.watching import Watched, look_after
@@ -159,6 +161,7 @@ class Zygote:
         self._poller.register(wake[0], select.POLLIN)
         self._listener = Listener(self._poller)
         self._oom = OomWatch()
+        self._budget = Budget(settings.memory_budget)
         self._grew: set[int] = set()  # slots whose growth was told: once is enough
         # Workers with an interpreter of their own have nothing at the same address.
         self._kin = None if unforkable else Kin(payload.load_if_here, settings.left_behind)
@@ -388,6 +391,9 @@ class Zygote:
         for child in self._children.values():
             if child.vitals.look(now, child.box.batches_done, workers) and child.slot not in self._grew:
                 self._tell_growth(child)
+        told = self._budget.look(now, {child.slot: child.vitals.footprint_bytes for child in self._children.values()})
+        if told is not None:
+            self._channel.send(Kind.MEMORY, parts=[wire.dump(dataclasses.astuple(told))])
         if self._settings.sample_timeout is None:
             return
         slowest = self._slowest_s = max(self._slowest_s, *(c.box.slowest_s for c in self._children.values()), 0.0)

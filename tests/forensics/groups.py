@@ -1,0 +1,81 @@
+"""Real cgroups with real limits, for jobs to run in.
+
+Needs root, and a controller that lets us make a group below our own; elsewhere tests are skipped. A group goes when
+the test does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast._forensics import surroundings
+
+LIMIT = 600 << 20
+DEADLINE_S = 20.0
+
+
+@contextlib.contextmanager
+def group_in(home: Path) -> Iterator[Path]:
+    """A group below `home`, for as long as it is needed."""
+    folder = home / f"holdfast-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no group can be made here: {error}")
+    try:
+        yield folder
+    finally:
+        deadline = time.monotonic() + DEADLINE_S
+        while True:  # what ran in it takes a moment to be gone
+            try:
+                folder.rmdir()
+                break
+            except OSError:
+                assert time.monotonic() < deadline, f"{folder} is still in use"
+                time.sleep(0.01)  # between two tries, with a deadline
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    groups = surroundings.own_groups()
+    if not groups or os.geteuid() != 0:
+        pytest.skip("no memory controller, or not root")
+    with group_in(Path(groups[0].folder)) as folder:
+        limit = folder / ("memory.max" if groups[0].is_v2 else "memory.limit_in_bytes")
+        if not limit.exists():
+            pytest.skip("the memory controller is not handed down to groups below this one")
+        limit.write_text(str(LIMIT))
+        yield folder
+
+
+def run_in(group: Path, program: Path, *arguments: str) -> dict[str, Any]:
+    """What a job in this group says of itself; it waits for a line before it begins."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    job = subprocess.Popen(
+        [sys.executable, str(program), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
+    )
+    with job:
+        try:
+            (group / "cgroup.procs").write_text(str(job.pid))
+            out, err = job.communicate("go\n", timeout=90)
+        except BaseException:
+            job.kill()
+            raise
+    assert job.returncode == 0, err[-2000:]
+    told: dict[str, Any] = json.loads(out)
+    return told
