@@ -11,13 +11,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from groups import group_of
 from holdfast._forensics import surroundings
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
@@ -25,38 +25,13 @@ pytestmark = [pytest.mark.faults, pytest.mark.slow]
 PROGRAM = Path(__file__).parent / "programs" / "hungry.py"
 LIMIT = 600 << 20
 PROCESSES = 60
-DEADLINE_S = 20.0
 HEALTHY_OF_MEMORY = [0, 1, 2, 5, 6, 7, 9]
-
-
-@contextlib.contextmanager
-def group_in(home: Path) -> Iterator[Path]:
-    """A group below `home`, for as long as it is needed."""
-    folder = home / f"holdfast-test-{os.getpid()}"
-    try:
-        folder.mkdir()
-    except OSError as error:
-        pytest.skip(f"no group can be made here: {error}")
-    try:
-        yield folder
-    finally:
-        deadline = time.monotonic() + DEADLINE_S
-        while True:  # what ran in it takes a moment to be gone
-            try:
-                folder.rmdir()
-                break
-            except OSError:
-                assert time.monotonic() < deadline, f"{folder} is still in use"
-                time.sleep(0.01)  # between two tries, with a deadline
 
 
 @pytest.fixture
 def memory_group() -> Iterator[Path]:
-    groups = surroundings.own_groups()
-    if not groups or os.geteuid() != 0:
-        pytest.skip("no memory controller, or not root")
-    with group_in(Path(groups[0].folder)) as folder:
-        limit = folder / ("memory.max" if groups[0].is_v2 else "memory.limit_in_bytes")
+    with group_of("memory") as (folder, is_v2):
+        limit = folder / ("memory.max" if is_v2 else "memory.limit_in_bytes")
         if not limit.exists():
             pytest.skip("the memory controller is not handed down to groups below this one")
         limit.write_text(str(LIMIT))
@@ -65,17 +40,12 @@ def memory_group() -> Iterator[Path]:
 
 @pytest.fixture
 def process_group() -> Iterator[Path]:
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        place, _, kind = line.partition(" - ")
-        if kind.startswith("cgroup ") and "pids" in kind.split()[2].split(","):
-            own = [
-                row.split(":", 2)[2] for row in Path("/proc/self/cgroup").read_text().splitlines() if ":pids:" in row
-            ]
-            with group_in(Path(place.split()[4] + own[0])) as folder:
-                (folder / "pids.max").write_text(str(PROCESSES))
-                yield folder
-            return
-    pytest.skip("no controller of processes (v1) here")
+    with group_of("pids") as (folder, _):
+        limit = folder / "pids.max"
+        if not limit.exists():
+            pytest.skip("the controller of processes is not handed down to groups below this one")
+        limit.write_text(str(PROCESSES))
+        yield folder
 
 
 def run_in(group: Path, *arguments: str) -> dict[str, Any]:

@@ -1,0 +1,51 @@
+"""A control group of a test's own, where the machine lets one be made.
+
+Reads   /proc/self/mountinfo, through the library's own search for groups.
+Writes  a folder below our own group, for as long as a test needs it.
+Never   leaves it behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast._system import cgroups
+
+DEADLINE_S = 20.0
+
+
+@contextlib.contextmanager
+def group_in(home: Path) -> Iterator[Path]:
+    """A group below `home`, for as long as it is needed."""
+    folder = home / f"holdfast-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no group can be made here: {error}")
+    try:
+        yield folder
+    finally:
+        deadline = time.monotonic() + DEADLINE_S
+        while True:  # what ran in it takes a moment to be gone
+            try:
+                folder.rmdir()
+                break
+            except OSError:
+                assert time.monotonic() < deadline, f"{folder} is still in use"
+                time.sleep(0.01)  # between two tries, with a deadline
+
+
+@contextlib.contextmanager
+def group_of(controller: str) -> Iterator[tuple[Path, bool]]:
+    """A group of this controller below our own, and whether it is one of v2."""
+    found = cgroups.own_folders(controller)
+    if not found or os.geteuid() != 0:
+        pytest.skip(f"no {controller} controller, or not root")
+    with group_in(Path(found[0].path)) as folder:
+        yield folder, found[0].is_v2
