@@ -152,10 +152,12 @@ class Desk:
         self._waiting.extend(frames)
 
     def next_frame(self) -> Frame:
-        while not self._waiting:
-            self._waiting.extend(self._channel.receive())
-            if self._channel.closed:
-                raise EOFError
+        if not self._waiting:
+            while not self._waiting:
+                self._waiting.extend(self._channel.receive())
+                if self._channel.closed:
+                    raise EOFError
+            self.box.note_idle()
         return self._waiting.popleft()
 
 

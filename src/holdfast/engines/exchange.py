@@ -25,6 +25,7 @@ from holdfast.evidence import Evidence
 from holdfast.incident import Decision, Exit, InHand, Stage
 from holdfast.quantities import in_words
 from holdfast.records import Event
+from holdfast.statistics import Load
 
 News = tuple[Event, Any]
 
@@ -294,6 +295,16 @@ class Exchange:
             return (pid if pid > 0 else None), worker.box.in_hand()
         except ValueError:  # another thread is just putting it away
             return None, None
+
+    def load_of(self, slot: int) -> tuple[Load | None, int | None, int | None]:
+        """What a slot's worker did with the last seconds, its descriptors and its threads, as far as anybody looked."""
+        worker = self._workers[slot]
+        if worker is None:
+            return None, None, None
+        try:
+            return worker.box.load, *worker.box.counts
+        except ValueError:  # as above
+            return None, None, None
 
     def place_of(self, slot: int) -> bytes | None:
         """Where a slot's stream stood after the last batch that arrived."""
