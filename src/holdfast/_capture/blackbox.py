@@ -48,6 +48,8 @@ class Reason(enum.IntEnum):
     GROWTH = 3  # its memory has grown by so much
     MEMORY = 4  # its memory is near its limit
     REFUSED = 5  # it was refused memory, and ended with a sample in hand
+    DESCRIPTORS = 6  # it has so many open that they will run out
+    THREADS = 7
 
 
 class BlackBox:

@@ -21,7 +21,7 @@ from holdfast._transport import wire
 from holdfast._transport.wire import Kind
 from holdfast._worker import loop
 from holdfast.engines.workers import Memory, Result, Worker
-from holdfast.evidence import Evidence
+from holdfast.evidence import CreepKind, Evidence, Worked
 from holdfast.incident import Decision, Exit, InHand, Stage
 from holdfast.quantities import in_words
 from holdfast.records import Event
@@ -44,6 +44,9 @@ def _why_recycled(worker: Worker) -> str:
         return f"it has done {reached} samples, of {bound} that it may"
     if reason is Reason.GROWTH:
         return f"its memory has grown by {in_words(reached)}, of {in_words(bound)} that it may"
+    if reason in (Reason.DESCRIPTORS, Reason.THREADS):
+        what = "open descriptors" if reason is Reason.DESCRIPTORS else "threads"
+        return f"it has {reached} {what}, of {bound} that it may, and they become more and more"
     return f"its memory has reached {in_words(reached)} of {in_words(bound)}"
 
 
@@ -57,6 +60,7 @@ class Exchange:
         self._epoch_note: Any = None
         self._epoch_open: set[int] = set()  # slots that have yet to say that they began the epoch
         self._pending: list[News] = []
+        self._crept: set[tuple[int, CreepKind]] = set()  # slots of which it was told: once is enough
         self._cells: dict[int, int] = {}  # every cell that is mapped here, and its size
 
     @property
@@ -213,6 +217,12 @@ class Exchange:
             news.append((r.DecisionAsked(slot, incarnation, worker.pid, frame.seq, wire.load(frame.body)), None))
         elif kind == Kind.UNPREPARED:
             worker.unprepared = wire.load(frame.body)
+        elif kind == Kind.CREPT:
+            creep = wire.load(frame.body)
+            if (slot, creep.kind) not in self._crept:
+                self._crept.add((slot, creep.kind))
+                evidence = Evidence(Worked(batches_done=worker.box.batches_done), creep=creep)
+                news.append((r.WorkerGrew(slot, incarnation, worker.pid, evidence), None))
         elif kind == Kind.EPOCH_BEGUN:
             self._epoch_open.discard(slot)
             if frame.body:  # else it cannot be kept, and the replay of iter(dataset) grows longer
