@@ -20,7 +20,7 @@ HOUSE = Path(__file__).parents[1] / "src" / "holdfast"
 ROWS = (
     {
         *("records", "incident", "evidence", "verdicts", "crashes", "plain", "tables", "quantities", "limits"),
-        *("errors", "settings", "statistics"),
+        *("errors", "settings", "statistics", "trends"),
     },
     {"_system", "_capture"},
     {"_fleet", "_transport", "_worker", "_forensics", "_metrics", "_share"},
@@ -33,7 +33,8 @@ ROWS = (
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
 ALLOWED_SIDEWAYS = {("_worker", "_transport")}
 PURE = {
-    *("_fleet/machine.py", "_fleet/policy.py", "_fleet/growth.py", "_forensics/verdict.py", "_metrics/fold.py"),
+    *("_fleet/machine.py", "_fleet/policy.py", "_fleet/growth.py", "_fleet/load.py"),
+    *("_forensics/verdict.py", "_metrics/fold.py"),
     *(f"_forensics/rules/{name}.py" for name in ("aborts", "faults", "growth", "hangs", "instructions", "kills")),
     *("_forensics/rules/python.py", "_forensics/rules/starts.py", "_forensics/frames.py"),
 }

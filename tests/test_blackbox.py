@@ -16,7 +16,7 @@ import pytest
 
 from holdfast._capture import blackbox, stacks
 from holdfast._capture.blackbox import BlackBox
-from holdfast._fleet.machine import MOST_SENT
+from holdfast._fleet.dealing import MOST_SENT
 from holdfast._system import memory
 from holdfast.incident import InHand, Stage
 

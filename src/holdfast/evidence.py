@@ -55,6 +55,32 @@ class Growth:
         )
 
 
+class CreepKind(str, enum.Enum):
+    DESCRIPTORS = "descriptors"
+    THREADS = "threads"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Creep:
+    """How the number of a worker's descriptors or threads goes up and up."""
+
+    kind: CreepKind
+    now: int
+    first: int  # when it began its first batch
+    per_batch: float
+    batches: int  # over which it was seen
+    limit: int | None = None  # None: there is none
+    mostly: tuple[str, ...] = ()  # what is new: «83 files in /data», the most first
+
+    @property
+    def left(self) -> int | None:
+        """Until the limit; None: there is none."""
+        return None if self.limit is None else max(0, self.limit - self.now)
+
+
 @dataclass(frozen=True)
 class Worked:
     """What a worker did before: from its black box, and from who watched it."""
@@ -221,6 +247,7 @@ class Evidence:
     unpicklable: tuple[Unpicklable, ...] = ()  # why a job could not be sent to its workers; the nearest first
     growth: Growth | None = None  # None: its memory does not grow, or it is too early to say
     unguarded: str = ""  # «train.py:12»: the main module's line that was running, outside of a __main__ guard
+    creep: Creep | None = None  # None: neither its descriptors nor its threads go up and up
 
     @property
     def killed_for_memory(self) -> bool:

@@ -166,8 +166,8 @@ class IncidentKind(str, enum.Enum):
     HANG = "hang"
     SUSPECTED_HANG = "suspected hang"
     START = "failed start"
-    GROWTH = "growth"  # nothing died yet: a worker's memory grows and grows
     RESIZED = "resized"  # the fleet has become smaller, or larger again, for the memory there is
+    GROWTH = "growth"  # nothing died yet: a worker's memory, descriptors or threads go up and up
     RECYCLED = "recycled"  # nothing went wrong: a worker left on time, and a fresh one took its place
 
     def __str__(self) -> str:
@@ -235,6 +235,8 @@ class Incident:
             return f"raised {self.failure.type_name}: {first_line(self.failure.message)}"
         if self.kind is IncidentKind.GROWTH and self.evidence.growth is not None:
             return f"grows by {in_words(self.evidence.growth.bytes_per_batch)} per batch"
+        if self.kind is IncidentKind.GROWTH and self.evidence.creep is not None:
+            return f"has {self.evidence.creep.per_batch:.3g} more {self.evidence.creep.kind} with each batch"
         if self.kind is IncidentKind.RECYCLED:
             return f"was recycled: {self.recycled}"
         if self.kind is IncidentKind.RESIZED:

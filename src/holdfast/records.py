@@ -92,7 +92,7 @@ class WorkerSuspected:
 
 @dataclass(frozen=True)
 class WorkerGrew:
-    """Its memory grows for ever, as far as can be seen."""
+    """Its memory, its descriptors or its threads grow for ever, as far as can be seen."""
 
     slot: int
     incarnation: int

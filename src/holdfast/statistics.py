@@ -13,6 +13,18 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class Load:
+    """What a worker did with its time, over the last seconds: shares of it, which add up to 1 or nearly so."""
+
+    on_cpu: float  # all threads together: more than 1 where several of them computed
+    starved: float  # it wanted a CPU and had none
+    waiting: float  # with a task in hand, for something else: reads, answers, locks
+    idle: float  # without a task
+    disk: float = 0.0  # of the looks at it: how often it waited for a disk
+    seconds: float = 0.0  # how long that was
+
+
+@dataclass(frozen=True)
 class SlotStatistics:
     slot: int
     state: str
@@ -23,6 +35,9 @@ class SlotStatistics:
     seconds: float
     queued: int
     cell_bytes: int = 0  # shared memory that its worker's batches travel in
+    load: Load | None = None  # what its worker did with the last seconds; None: nobody has looked yet
+    descriptors: int | None = None  # that its worker had open, and threads, when last looked at
+    threads: int | None = None
 
 
 @dataclass(frozen=True)
@@ -41,6 +56,9 @@ class Statistics:
     incidents: int = 0
     cell_bytes: int = 0  # shared memory of all batches, those too that you still hold after their worker is gone
     slots: tuple[SlotStatistics, ...] = ()
+    cpus: float = 0.0  # that this process may use: affinity mask, limits of containers
+    throttled: float | None = None  # of the limit's periods since the loader began, those in which it made us stop
+    advice: str = ""  # one line on what to change, where the figures say so
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

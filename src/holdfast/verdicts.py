@@ -25,6 +25,8 @@ class Name(str, enum.Enum):
     LEAK = "leak"
     COPY_ON_READ = "copy-on-read"
     CELLS_GROW = "cells-grow"
+    DESCRIPTOR_LEAK = "descriptor-leak"
+    THREAD_LEAK = "thread-leak"
     KILLED = "killed"
     NULL_POINTER = "null-pointer"
     WILD_POINTER = "wild-pointer"

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 import holdfast
 from faults.programs import crowded
-from forensics.groups import memory_group, run_in
+from groups import memory_group, run_in
 from holdfast import IncidentKind
 from holdfast._fleet import crew
 

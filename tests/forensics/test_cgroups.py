@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from forensics.groups import group_in, memory_group, run_in
+from groups import group_of, memory_group, run_in
 from holdfast._forensics import surroundings
 
 __all__ = ["memory_group"]
@@ -26,17 +26,12 @@ HEALTHY_OF_MEMORY = [0, 1, 2, 5, 6, 7, 9]
 
 @pytest.fixture
 def process_group() -> Iterator[Path]:
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        place, _, kind = line.partition(" - ")
-        if kind.startswith("cgroup ") and "pids" in kind.split()[2].split(","):
-            own = [
-                row.split(":", 2)[2] for row in Path("/proc/self/cgroup").read_text().splitlines() if ":pids:" in row
-            ]
-            with group_in(Path(place.split()[4] + own[0])) as folder:
-                (folder / "pids.max").write_text(str(PROCESSES))
-                yield folder
-            return
-    pytest.skip("no controller of processes (v1) here")
+    with group_of("pids") as (folder, _):
+        limit = folder / "pids.max"
+        if not limit.exists():
+            pytest.skip("the controller of processes is not handed down to groups below this one")
+        limit.write_text(str(PROCESSES))
+        yield folder
 
 
 @pytest.mark.parametrize(("method", "log"), [("fork", "with"), ("spawn", "with"), ("fork", "without")])

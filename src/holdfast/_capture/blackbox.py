@@ -4,7 +4,8 @@ Reads   (trainer, zygote) what the worker wrote last, at any time, without its h
 Writes  (worker) plain 8-byte stores, no lock, no system call.
 Never   blocks; a worker that dies between two stores leaves a record that is still lawful.
 
-    words 0…127    state, see the names below; the last 64 name the batches that were taken up, in turn
+    words 0…127    state, see the names below (some are the watchman's to write); the last 64 name the batches that
+                   were taken up, in turn
     4096…12287     the crash record, written by the fatal-signal handler, see crash.py
     12288…         copies of the random state, written in turn and named by the batch they follow:
                    whichever batch was the last to arrive, its state is here
@@ -18,6 +19,7 @@ import enum
 import time
 
 from holdfast.incident import InHand, Stage
+from holdfast.statistics import Load
 
 COPIES = 18  # of the random state: one more than there are batches on their way to the trainer at once
 _STATE_ROOM = 16384 - 16
@@ -26,6 +28,9 @@ MAPS_AT, MAPS_ROOM = 12288 + COPIES * 16384, 4 << 20
 SIZE = MAPS_AT + MAPS_ROOM
 _STAGE, _BATCH, POSITION, SINCE, _SLOWEST, _DONE, _PID, _COUNT, _STAND_IN = range(9)
 _TAKEN, _LEFT, _REASON, _AMOUNT, _BOUND = range(9, 14)
+_IDLE = 32  # nanoseconds without a task, those that are over
+_LOAD = slice(33, 39)  # by the watchman: shares in millionths, then nanoseconds; all zero: nobody has looked
+_DESCRIPTORS, _THREADS = 39, 40  # by the watchman
 _LAST_STAGE = max(Stage)
 _STATES = tuple(12288 + 16384 * copy for copy in range(COPIES))
 
@@ -43,7 +48,9 @@ class Reason(enum.IntEnum):
     GROWTH = 3  # its memory has grown by so much
     MEMORY = 4  # its memory is near its limit
     REFUSED = 5  # it was refused memory, and ended with a sample in hand
-    DISMISSED = 6  # the trainer asked it to
+    DESCRIPTORS = 6  # it has so many open that they will run out
+    THREADS = 7
+    DISMISSED = 8  # the trainer asked it to
 
 
 class BlackBox:
@@ -120,6 +127,10 @@ class BlackBox:
     def count_done(self) -> None:
         self.words[_DONE] += 1
 
+    def note_idle(self) -> None:
+        """What it waited for has come."""
+        self.words[_IDLE] += time.monotonic_ns() - self.words[SINCE]
+
     def forget_random_states(self) -> None:
         for head in self._heads:
             head[0] = _NOTHING
@@ -140,7 +151,37 @@ class BlackBox:
         head[1] = size
         head[0] = batch
 
+    # ------------------------------------------------------------ the watchman's side
+
+    def note_load(self, load: Load) -> None:
+        shares = (load.on_cpu, load.starved, load.waiting, load.idle, load.disk)
+        for word, value in zip(range(_LOAD.start, _LOAD.stop), (*shares, load.seconds), strict=True):
+            self.words[word] = round(value * 1_000_000)
+
+    def note_counts(self, descriptors: int, threads: int) -> None:
+        self.words[_DESCRIPTORS], self.words[_THREADS] = descriptors, threads
+
     # ------------------------------------------------------------ the other side
+
+    def idle_ns(self, now_ns: int) -> int:
+        """How long it has had no task in all its life."""
+        words = self.words
+        for _ in range(8):
+            stage, since, idle = words[_STAGE], words[SINCE], words[_IDLE]
+            if words[SINCE] == since:  # else it was just given one, and that time may be in both or in neither
+                break
+        return idle + (max(0, now_ns - since) if stage == Stage.IDLE else 0)
+
+    @property
+    def load(self) -> Load | None:
+        """What its watchman saw last; None: nothing yet."""
+        on_cpu, starved, waiting, idle, disk, seconds = (word / 1_000_000 for word in self.words[_LOAD])
+        return Load(on_cpu, starved, waiting, idle, disk, seconds) if seconds > 0 else None
+
+    @property
+    def counts(self) -> tuple[int | None, int | None]:
+        """Open descriptors and threads, as its watchman saw them last."""
+        return self.words[_DESCRIPTORS] or None, self.words[_THREADS] or None
 
     def in_hand(self, now_ns: int | None = None) -> InHand:
         words = self.words

@@ -1,21 +1,25 @@
-"""A worker's memory, descriptors and threads over its life, as its watchman sees them.
+"""A worker's memory, descriptors, threads and use of its time over its life, as its watchman sees them.
 
 Reads   /proc/PID, at most once a second.
-Writes  nothing.
+Writes  what the trainer may want to know at any time to the worker's black box.
 Never   more than half a percent of a processor for all workers together: what is dear to read is read less often.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from dataclasses import dataclass
 
+from holdfast._capture.blackbox import BlackBox
+from holdfast._capture.load import LoadMeter, read
 from holdfast.evidence import MemorySample
 
 INTERVAL_S = 1.0
 _CHILDHOOD_S = 0.3  # looking takes a lock of the process that is looked at: not while it starts
 _MOST_SAMPLES = 240
+_FIGURES = re.compile(rb"^(VmRSS|VmHWM|RssShmem|Threads):\s*(\d+)", re.M)
 _DEAR = 200  # dear looks that took so long are not repeated for this many times as long
 
 
@@ -33,8 +37,10 @@ class Sample:
 class Vitals:
     """Of one worker; `look` as often as you like."""
 
-    def __init__(self, pid: int, born: float = 0.0) -> None:
+    def __init__(self, pid: int, born: float = 0.0, box: BlackBox | None = None) -> None:
         self._pid = pid
+        self._box = box
+        self._load = LoadMeter(pid)
         self.kept: list[Sample] = []
         self._every = 1  # of so many looks one is kept: a long life is told in as many samples as a short one
         self._looks = 0
@@ -57,7 +63,12 @@ class Vitals:
             self.peak_bytes = status["VmHWM"] * 1024
             self.threads = status["Threads"]
             self.descriptors = len(os.listdir(f"/proc/{self._pid}/fd"))
-        except (OSError, KeyError, ValueError):
+            if self._box is not None:
+                self._box.note_counts(self.descriptors, self.threads)
+                load = self._load.look(now, self._box)
+                if load is not None:
+                    self._box.note_load(load)
+        except (OSError, KeyError, ValueError, IndexError):
             return False  # it is gone, or going
         self._resident_bytes, self._cell_bytes = resident, status.get("RssShmem", 0) * 1024
         self._looks += 1
@@ -91,13 +102,7 @@ class Vitals:
 
 
 def _status(pid: int) -> dict[str, int]:
-    with open(f"/proc/{pid}/status", "rb") as file:
-        found = {}
-        for line in file:
-            name, _, value = line.partition(b":")
-            if name in (b"VmRSS", b"VmHWM", b"RssShmem", b"Threads"):
-                found[name.decode()] = int(value.split()[0])
-        return found
+    return {name.decode(): int(value) for name, value in _FIGURES.findall(read(f"/proc/{pid}/status"))}
 
 
 def own_bytes(pid: int | str) -> int | None:

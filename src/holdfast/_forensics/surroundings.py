@@ -18,6 +18,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+from holdfast._system import cgroups
 from holdfast.evidence import Oom, Surroundings
 
 STALE_S = 10.0  # a process with much memory takes a while to die after its kill was counted
@@ -54,21 +55,23 @@ class Group:
     @property
     def kills(self) -> int | None:
         """How many of its processes were killed for want of memory; None: nobody counts."""
-        return self._event("oom_kill") if self.is_v2 else _counter(f"{self.folder}/memory.oom_control", "oom_kill")
+        if self.is_v2:
+            return self._event("oom_kill")
+        return cgroups.counter(f"{self.folder}/memory.oom_control", "oom_kill")
 
     @property
     def hits(self) -> int | None:
         """How often it stood at its limit and found nothing to give back (v1: or something)."""
-        return self._event("oom") if self.is_v2 else _number(f"{self.folder}/memory.failcnt")
+        return self._event("oom") if self.is_v2 else cgroups.number(f"{self.folder}/memory.failcnt")
 
     def _event(self, name: str) -> int | None:
         """Of this group alone; kernels before 5.2 count those of the groups below it as well."""
-        count = _counter(f"{self.folder}/memory.events.local", name)
-        return count if count is not None else _counter(f"{self.folder}/memory.events", name)
+        count = cgroups.counter(f"{self.folder}/memory.events.local", name)
+        return count if count is not None else cgroups.counter(f"{self.folder}/memory.events", name)
 
     @property
     def limit_bytes(self) -> int | None:
-        limit = _number(f"{self.folder}/{'memory.max' if self.is_v2 else 'memory.limit_in_bytes'}")
+        limit = cgroups.number(f"{self.folder}/{'memory.max' if self.is_v2 else 'memory.limit_in_bytes'}")
         return None if limit is None or limit >= 1 << 60 else limit
 
     @property
@@ -76,7 +79,7 @@ class Group:
         """The most it has ever used, where that is kept; else what it uses now."""
         names = ("memory.peak", "memory.current") if self.is_v2 else ("memory.max_usage_in_bytes",)
         for name in names:
-            used = _number(f"{self.folder}/{name}")
+            used = cgroups.number(f"{self.folder}/{name}")
             if used is not None:
                 return used
         return None
@@ -84,11 +87,11 @@ class Group:
     @property
     def held_bytes(self) -> int | None:
         """What it uses and cannot give back: without the files that are only cached."""
-        used = _number(f"{self.folder}/{'memory.current' if self.is_v2 else 'memory.usage_in_bytes'}")
+        used = cgroups.number(f"{self.folder}/{'memory.current' if self.is_v2 else 'memory.usage_in_bytes'}")
         if used is None:
             return None
         prefix, stat = "" if self.is_v2 else "total_", f"{self.folder}/memory.stat"
-        return max(0, used - sum(_counter(stat, f"{prefix}{kind}_file") or 0 for kind in ("active", "inactive")))
+        return max(0, used - sum(cgroups.counter(stat, f"{prefix}{kind}_file") or 0 for kind in ("active", "inactive")))
 
 
 def available_bytes(root: str = "/") -> int | None:
@@ -105,35 +108,7 @@ def total_bytes(root: str = "/") -> int | None:
 
 def own_groups(root: str = "/") -> list[Group]:
     """The memory groups that this process is in, innermost first, as far up as can be seen from here."""
-    mounts: dict[bool, tuple[str, str]] = {}  # by version: which group is mounted, and where
-    for line in _text(f"{root}/proc/self/mountinfo").splitlines():
-        place, _, kind = line.partition(" - ")
-        words, options = place.split(), kind.split()
-        if len(words) < 5 or len(options) < 3:
-            continue
-        if options[0] == "cgroup2" or (options[0] == "cgroup" and "memory" in options[2].split(",")):
-            mounts.setdefault(options[0] == "cgroup2", (words[3], words[4]))
-    is_v2 = False not in mounts
-    if is_v2 not in mounts:
-        return []
-    mounted, at = mounts[is_v2]
-    path = _own_path(root, is_v2)
-    # In a container the path may be the host's, and what is mounted here its end, or a part of it.
-    inner = path[len(mounted.rstrip("/")) :] if (path + "/").startswith(mounted.rstrip("/") + "/") else ""
-    parts = [part for part in inner.split("/") if part]
-    if ".." in parts:
-        parts = []
-    top = f"{root.rstrip('/')}{at}"
-    return [Group("/".join([top, *parts[:depth]]), is_v2) for depth in range(len(parts), -1, -1)]
-
-
-def _own_path(root: str, is_v2: bool) -> str:
-    for line in _text(f"{root}/proc/self/cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if (number == "0") if is_v2 else ("memory" in controllers.split(",")):
-            return path
-    return "/"
+    return [Group(folder.path, folder.is_v2) for folder in cgroups.own_folders("memory", root)]
 
 
 # ---------------------------------------------------------------- the kernel log
@@ -226,7 +201,7 @@ class OomWatch:
             oom=self._oom(pid) if killed else Oom(),
             available_bytes=_kib(memory.get("MemAvailable")),
             total_bytes=_kib(memory.get("MemTotal")),
-            pressure=_text(f"{self._root}/proc/pressure/memory").partition("\n")[0],
+            pressure=cgroups.text(f"{self._root}/proc/pressure/memory").partition("\n")[0],
             shm_bytes=shm[0],
             shm_free_bytes=shm[1],
             limits=limits_of(pid),
@@ -285,7 +260,7 @@ class OomWatch:
         return self._groups[0].kills if self._groups else None
 
     def _machine_kills(self) -> int | None:
-        return _counter(f"{self._root}/proc/vmstat", "oom_kill")
+        return cgroups.counter(f"{self._root}/proc/vmstat", "oom_kill")
 
     def _limiting(self) -> tuple[Group | None, int | None]:
         """The innermost group that has stood at its limit since we began; else the one with the smallest limit."""
@@ -319,33 +294,15 @@ def limits_of(pid: int) -> dict[str, int]:
 
 def command_of(pid: int, root: str = "/") -> str:
     """What a process was started as; empty where it is gone, or not ours to see."""
-    words = _text(f"{root}/proc/{pid}/cmdline").replace("\0", " ").strip()
-    words = words or _text(f"{root}/proc/{pid}/comm").strip()
+    words = cgroups.text(f"{root}/proc/{pid}/cmdline").replace("\0", " ").strip()
+    words = words or cgroups.text(f"{root}/proc/{pid}/comm").strip()
     return words if len(words) <= 100 else words[:99] + "…"
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
-def _number(path: str) -> int | None:
-    text = _text(path).strip()
-    return int(text) if text.isdigit() else None
 
 
 def _table(path: str) -> dict[str, int]:
     """Lines of «name value», or «name: value kB»."""
-    rows = (line.split() for line in _text(path).splitlines())
+    rows = (line.split() for line in cgroups.text(path).splitlines())
     return {row[0].rstrip(":"): int(row[1]) for row in rows if len(row) >= 2 and row[1].isdigit()}
-
-
-def _counter(path: str, name: str) -> int | None:
-    found = re.search(rf"^{name} (\d+)$", _text(path), re.M)
-    return int(found[1]) if found else None
 
 
 def _kib(value: int | None) -> int | None:

@@ -41,6 +41,7 @@ class Kind(enum.IntEnum):
     SURVIVED = 22
     ENDED = 23
     EMPTY = 24
+    CREPT = 25
     # trainer → zygote
     FORK = 32
     KILL = 33

@@ -27,12 +27,14 @@ from holdfast._transport.cells import Arena
 from holdfast._transport.wire import Kind
 from holdfast._worker import failures
 from holdfast._worker.allowance import Allowance
+from holdfast._worker.creep import Creep
 from holdfast._worker.randomness import Randomness
 from holdfast.incident import Decision, Failure, Stage
 from holdfast.limits import Limits
 
 T = TypeVar("T")
 
+_LEAVE_S = 0.3  # for threads of the user's to end, when a worker is recycled
 PROBE = 1 << 32  # in a task frame's `extra`, above the number of freed cells
 
 
@@ -152,10 +154,12 @@ class Desk:
         self._waiting.extend(frames)
 
     def next_frame(self) -> Frame:
-        while not self._waiting:
-            self._waiting.extend(self._channel.receive())
-            if self._channel.closed:
-                raise EOFError
+        if not self._waiting:
+            while not self._waiting:
+                self._waiting.extend(self._channel.receive())
+                if self._channel.closed:
+                    raise EOFError
+            self.box.note_idle()
         return self._waiting.popleft()
 
 
@@ -192,6 +196,7 @@ def main(
             return
         crash.reinstall()  # worker_init_fn may have brought handlers of its own
         allowance = desk.allowance = Allowance(job.limits, box) if job.limits.any else None
+        creep = Creep(box, lambda told: channel.send(Kind.CREPT, parts=[wire.dump(told)]))
         desk.last_random = desk.randomness.read()
         channel.send(Kind.READY, extra=int(job.can_skip))
         while True:
@@ -199,8 +204,9 @@ def main(
             frame = desk.next_frame()
             if frame.kind == Kind.TASK:
                 _run_task(desk, job, frame, channel)
-                if allowance is not None and allowance.is_spent(desk.samples):
+                if (allowance is not None and allowance.is_spent(desk.samples)) or creep.is_too_much():
                     box.enter(Stage.LEAVING)
+                    processes.leave_within(_LEAVE_S)
                     return
             elif frame.kind == Kind.EPOCH:
                 desk.place = None

@@ -21,10 +21,11 @@ from holdfast._transport import wire
 from holdfast._transport.wire import Kind
 from holdfast._worker import loop
 from holdfast.engines.workers import Memory, Result, Worker
-from holdfast.evidence import Evidence
+from holdfast.evidence import CreepKind, Evidence, Worked
 from holdfast.incident import Decision, Exit, InHand, Stage
 from holdfast.quantities import in_words
 from holdfast.records import Event
+from holdfast.statistics import Load
 
 News = tuple[Event, Any]
 
@@ -45,6 +46,9 @@ def _why_recycled(worker: Worker) -> str:
         return f"it has done {reached} samples, of {bound} that it may"
     if reason is Reason.GROWTH:
         return f"its memory has grown by {in_words(reached)}, of {in_words(bound)} that it may"
+    if reason in (Reason.DESCRIPTORS, Reason.THREADS):
+        what = "open descriptors" if reason is Reason.DESCRIPTORS else "threads"
+        return f"it has {reached} {what}, of {bound} that it may, and they become more and more"
     return f"its memory has reached {in_words(reached)} of {in_words(bound)}"
 
 
@@ -58,6 +62,7 @@ class Exchange:
         self._epoch_note: Any = None
         self._epoch_open: set[int] = set()  # slots that have yet to say that they began the epoch
         self._pending: list[News] = []
+        self._crept: set[tuple[int, CreepKind]] = set()  # slots of which it was told: once is enough
         self._cells: dict[int, int] = {}  # every cell that is mapped here, and its size
 
     @property
@@ -221,6 +226,12 @@ class Exchange:
             news.append((r.DecisionAsked(slot, incarnation, worker.pid, frame.seq, wire.load(frame.body)), None))
         elif kind == Kind.UNPREPARED:
             worker.unprepared = wire.load(frame.body)
+        elif kind == Kind.CREPT:
+            creep = wire.load(frame.body)
+            if (slot, creep.kind) not in self._crept:
+                self._crept.add((slot, creep.kind))
+                evidence = Evidence(Worked(batches_done=worker.box.batches_done), creep=creep)
+                news.append((r.WorkerGrew(slot, incarnation, worker.pid, evidence), None))
         elif kind == Kind.EPOCH_BEGUN:
             self._epoch_open.discard(slot)
             if frame.body:  # else it cannot be kept, and the replay of iter(dataset) grows longer
@@ -303,6 +314,16 @@ class Exchange:
             return (pid if pid > 0 else None), worker.box.in_hand()
         except ValueError:  # another thread is just putting it away
             return None, None
+
+    def load_of(self, slot: int) -> tuple[Load | None, int | None, int | None]:
+        """What a slot's worker did with the last seconds, its descriptors and its threads, as far as anybody looked."""
+        worker = self._workers[slot]
+        if worker is None:
+            return None, None, None
+        try:
+            return worker.box.load, *worker.box.counts
+        except ValueError:  # as above
+            return None, None, None
 
     def place_of(self, slot: int) -> bytes | None:
         """Where a slot's stream stood after the last batch that arrived."""

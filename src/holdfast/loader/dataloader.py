@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import Dataset, Sampler
 
+from holdfast._fleet import load
+from holdfast._system import cpus
 from holdfast.incident import Incident
 from holdfast.limits import budget_of, limits_of
 from holdfast.loader.inline import InlineIterator
@@ -124,6 +126,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 return super()._get_iterator()
             return InlineIterator(self)
         self.check_worker_number_rationality()
+        if self._ledger.throttling is None:
+            self._ledger.throttling = cpus.throttling()
         iterator = SupervisedIterator(self)
         self._latest = weakref.ref(iterator)
         return iterator
@@ -156,6 +160,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         ledger = self._ledger
         iterator = self._latest() if self._latest is not None else None
         counts = iterator.counts() if iterator is not None else Counter()
+        usable = cpus.usable_cpus()
+        throttled = cpus.throttled_share(ledger.throttling or (), cpus.throttling())
+        loads = iterator.loads() if iterator is not None else ledger.loads
         return Statistics(
             epoch=max(0, ledger.epoch),
             delivered=ledger.delivered,
@@ -166,6 +173,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             incidents=len(ledger.incidents),
             cell_bytes=iterator.cell_bytes if iterator is not None else 0,
             slots=iterator.slot_statistics() if iterator is not None else (),
+            cpus=usable,
+            throttled=throttled,
+            advice=load.advice(load.Figures(self.num_workers, loads, usable, cpus.cpu_limit(), throttled)),
         )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from holdfast.loader.raising import annotate, reraise
 from holdfast.loader.streams import StreamJob
 from holdfast.records import Outcome
 from holdfast.settings import FaultPolicy
-from holdfast.statistics import SlotStatistics
+from holdfast.statistics import Load, SlotStatistics
 
 
 class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
@@ -368,10 +368,18 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         """What the machine has counted, beside what the ledger has."""
         return Counter({name: getattr(self._machine, name) for name in COUNTS})
 
+    def loads(self) -> tuple[Load, ...]:
+        """What workers did with the last seconds, or with the last ones of the epoch."""
+        if self._shutdown:
+            return self._ledger.loads
+        looked = (self._engine.load_of(slot)[0] for slot in range(self._num_workers))
+        return tuple(load for load in looked if load is not None)
+
     def slot_statistics(self) -> tuple[SlotStatistics, ...]:
         rows = []
         for slot in self._machine.slots:
             pid, in_hand = (None, None) if self._shutdown else self._engine.look(slot.number)
+            load, descriptors, threads = (None, None, None) if self._shutdown else self._engine.load_of(slot.number)
             rows.append(
                 SlotStatistics(
                     slot=slot.number,
@@ -383,6 +391,9 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
                     seconds=in_hand.seconds if in_hand else 0.0,
                     queued=len(slot.queue),
                     cell_bytes=0 if self._shutdown else self._engine.cell_bytes(slot.number),
+                    load=load,
+                    descriptors=descriptors,
+                    threads=threads,
                 )
             )
         return tuple(rows)
@@ -390,6 +401,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
     def _shutdown_workers(self) -> None:
         if self._shutdown or os.getpid() != self._owner:
             return
+        self._ledger.loads = self.loads()  # advice is asked for after an epoch more often than in it
         self._shutdown = True
         for name, count in self.counts().items():
             setattr(self._ledger, name, getattr(self._ledger, name) + count)

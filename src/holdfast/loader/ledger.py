@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 
 from holdfast import tables
 from holdfast._forensics import journal
+from holdfast._system.cpus import Throttled
 from holdfast.evidence import NO_EVIDENCE
 from holdfast.incident import Incident, IncidentKind
+from holdfast.statistics import Load
 
 log = logging.getLogger("holdfast")
 
@@ -114,6 +116,8 @@ class Ledger:
         self.retries = 0
         self.replaced = 0
         self.recycled = 0
+        self.loads: tuple[Load, ...] = ()  # what workers did with the last seconds of the last epoch
+        self.throttling: tuple[Throttled, ...] | None = None  # counts when the first workers were started
         self._summed_up = 0  # incidents that a summary has told of
         self._complained: set[int] = set()  # listeners that have failed, and the log has said so
 

@@ -1,4 +1,4 @@
-"""Verdicts on memory that grows and grows: in what, how fast, how long it lasts.
+"""Verdicts on what grows and grows, memory, descriptors or threads: in what, how fast, how long it lasts.
 
 Reads   incidents.
 Writes  nothing.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from holdfast.evidence import Growth, GrowthKind
+from holdfast.evidence import CreepKind, Growth, GrowthKind
 from holdfast.incident import Incident, IncidentKind
 from holdfast.quantities import in_words
 from holdfast.verdicts import Confidence, Name, Verdict
@@ -62,4 +62,35 @@ def _remedies(growth: Growth) -> tuple[str, ...]:
     )
 
 
-RULES: tuple[Callable[[Incident], Verdict | None], ...] = (grows,)
+def creeps(incident: Incident) -> Verdict | None:
+    creep = incident.evidence.creep
+    if incident.kind is not IncidentKind.GROWTH or creep is None:
+        return None
+    files = creep.kind is CreepKind.DESCRIPTORS
+    mostly = f", mostly {creep.mostly[0]}" if creep.mostly else ""
+    lasts = "" if creep.left is None else f"; {creep.left} are left until the limit of {creep.limit}"
+    what = "open descriptors" if files else "threads"
+    return Verdict(
+        Name.DESCRIPTOR_LEAK if files else Name.THREAD_LEAK,
+        f"it has {creep.per_batch:.3g} more {what} with each batch{mostly}{lasts}",
+        facts=(
+            f"it began with {creep.first} and has {creep.now} after {creep.batches} batches",
+            *((f"what is new: {', '.join(creep.mostly)}",) if creep.mostly else ()),
+        ),
+        remedies=_OF_DESCRIPTORS if files else _OF_THREADS,
+        confidence=Confidence.LIKELY,
+    )
+
+
+_OF_DESCRIPTORS = (
+    "close what a sample opens: with open(…) as file, and no file, mapping or connection kept per sample",
+    "one handle per worker, opened in worker_init_fn, instead of one per sample",
+    "until then: the worker is recycled before its limit; ulimit -n 65536 makes that rare",
+)
+_OF_THREADS = (
+    "end what a sample starts: with ThreadPoolExecutor(…) as pool, thread.join(), or one pool per worker",
+    "until then: the worker is recycled before the system refuses it another thread",
+)
+
+
+RULES: tuple[Callable[[Incident], Verdict | None], ...] = (grows, creeps)

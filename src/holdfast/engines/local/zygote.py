@@ -233,7 +233,8 @@ class Zygote:
         handle = os.pidfd_open(pid)
         box = BlackBox(nameless.attach(box_fd))
         os.close(box_fd)
-        self._children[pid] = Child(slot, incarnation, pid, handle, box, stack_fd, words, Vitals(pid, time.monotonic()))
+        vitals = Vitals(pid, time.monotonic(), box)
+        self._children[pid] = Child(slot, incarnation, pid, handle, box, stack_fd, words, vitals)
         if words is not None:
             self._listener.add(words)
         self._poller.register(handle, select.POLLIN)
@@ -389,7 +390,8 @@ class Zygote:
         self._in_a_hurry = False
         workers = len(self._children)
         for child in self._children.values():
-            if child.vitals.look(now, child.box.batches_done, workers) and child.slot not in self._grew:
+            looked = child.vitals.look(now, child.box.batches_done, workers)
+            if looked and child.vitals.kept[-1].private_bytes is not None and child.slot not in self._grew:
                 self._tell_growth(child)
         told = self._budget.look(now, {child.slot: child.vitals.footprint_bytes for child in self._children.values()})
         if told is not None:

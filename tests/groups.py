@@ -1,7 +1,8 @@
-"""Real cgroups with real limits, for jobs to run in.
+"""A control group of a test's own, where the machine lets one be made.
 
-Needs root, and a controller that lets us make a group below our own; elsewhere tests are skipped. A group goes when
-the test does.
+Reads   /proc/self/mountinfo, through the library's own search for groups.
+Writes  a folder below our own group, for as long as a test needs it.
+Never   leaves it behind.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from holdfast._forensics import surroundings
+from holdfast._system import cgroups
 
-LIMIT = 600 << 20
 DEADLINE_S = 20.0
+LIMIT = 600 << 20
 
 
 @contextlib.contextmanager
@@ -45,13 +46,20 @@ def group_in(home: Path) -> Iterator[Path]:
                 time.sleep(0.01)  # between two tries, with a deadline
 
 
+@contextlib.contextmanager
+def group_of(controller: str) -> Iterator[tuple[Path, bool]]:
+    """A group of this controller below our own, and whether it is one of v2."""
+    found = cgroups.own_folders(controller)
+    if not found or os.geteuid() != 0:
+        pytest.skip(f"no {controller} controller, or not root")
+    with group_in(Path(found[0].path)) as folder:
+        yield folder, found[0].is_v2
+
+
 @pytest.fixture
 def memory_group() -> Iterator[Path]:
-    groups = surroundings.own_groups()
-    if not groups or os.geteuid() != 0:
-        pytest.skip("no memory controller, or not root")
-    with group_in(Path(groups[0].folder)) as folder:
-        limit = folder / ("memory.max" if groups[0].is_v2 else "memory.limit_in_bytes")
+    with group_of("memory") as (folder, is_v2):
+        limit = folder / ("memory.max" if is_v2 else "memory.limit_in_bytes")
         if not limit.exists():
             pytest.skip("the memory controller is not handed down to groups below this one")
         limit.write_text(str(LIMIT))
