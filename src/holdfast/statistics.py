@@ -59,6 +59,7 @@ class Statistics:
     cpus: float = 0.0  # that this process may use: affinity mask, limits of containers
     throttled: float | None = None  # of the limit's periods since the loader began, those in which it made us stop
     advice: str = ""  # one line on what to change, where the figures say so
+    workers: int = 0  # that may live now: num_workers, or fewer where memory is scarce, or what "auto" found
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

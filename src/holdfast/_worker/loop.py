@@ -89,6 +89,7 @@ class Desk:
         self.dealt_with: list[Failure] = []  # failures of this batch that the policy took care of
         self.place: bytes | None = None  # where the stream stands after this batch
         self.samples = 0  # of this batch
+        self.epoch = 0
         self.allowance: Allowance | None = None
         self._channel = channel
         self._packer = packing.Packer(arena)
@@ -185,6 +186,7 @@ def main(
     try:
         frame = desk.next_frame()
         restored = wire.load(frame.body)
+        desk.epoch = restored.epoch
 
         def prepare() -> Job:
             job = load()
@@ -210,6 +212,7 @@ def main(
                     return
             elif frame.kind == Kind.EPOCH:
                 desk.place = None
+                desk.epoch = frame.seq
                 box.forget_random_states()  # the trainer has them; batches are numbered anew
                 box.forget_batches()
                 kept = _prepared(desk, channel, functools.partial(job.begin_epoch, wire.load(frame.body)))

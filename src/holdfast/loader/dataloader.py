@@ -11,7 +11,7 @@ import inspect
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch.utils.data import Dataset, Sampler
@@ -20,6 +20,7 @@ from holdfast._fleet import load
 from holdfast._system import cpus
 from holdfast.incident import Incident
 from holdfast.limits import budget_of, limits_of
+from holdfast.loader import pacing
 from holdfast.loader.inline import InlineIterator
 from holdfast.loader.iterator import SupervisedIterator
 from holdfast.loader.ledger import COUNTS, Incidents, Ledger, Quarantine
@@ -34,7 +35,9 @@ _TORCH_TAKES = frozenset(inspect.signature(torch.utils.data.DataLoader.__init__)
 class DataLoader(torch.utils.data.DataLoader[T_co]):
     """A drop-in for `torch.utils.data.DataLoader` whose worker processes may die in any way.
 
-    Every argument of torch's has torch's meaning. These are new:
+    Every argument of torch's has torch's meaning; `num_workers` may also be "auto": as many as are of use, found while
+    they work (map-style datasets; random numbers are then seeded by batch, so that batches depend on nothing else).
+    These are new:
 
     faults       what is done about samples that raise, or that kill or hang their worker: "raise" (the
              default), "skip", "replace", a callable that is given the `Incident` and returns one of these
@@ -63,7 +66,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
-        num_workers: int = 0,
+        num_workers: int | Literal["auto"] = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -85,6 +88,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         recycle_after: str | int | None = None,
         share_dataset: bool = False,
     ) -> None:
+        pacing.check_number(num_workers)
+        self._sizing = pacing.new_sizing() if num_workers == "auto" else None
+        if self._sizing is not None:
+            pacing.check_dataset(isinstance(dataset, torch.utils.data.IterableDataset))
+        number = self._sizing.most if self._sizing is not None else num_workers
         self.faults = faults
         self.memory_limit, self.recycle_after, self.memory_budget = memory_limit, recycle_after, memory_budget
         self._budget = budget_of(memory_budget)
@@ -109,7 +117,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             shuffle,
             sampler,
             batch_sampler,
-            num_workers,
+            number,  # type: ignore[arg-type]  # torch says what is wrong with it
             collate_fn,
             pin_memory,
             drop_last,
@@ -131,6 +139,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         iterator = SupervisedIterator(self)
         self._latest = weakref.ref(iterator)
         return iterator
+
+    def check_worker_number_rationality(self) -> None:
+        if self._sizing is None:  # "auto" begins with few, whatever the number of slots
+            super().check_worker_number_rationality()
 
     def _dataset_for_workers(self) -> Any:
         if not self.share_dataset:
@@ -172,6 +184,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             quarantined=len(ledger.quarantine),
             incidents=len(ledger.incidents),
             cell_bytes=iterator.cell_bytes if iterator is not None else 0,
+            workers=iterator.workers if iterator is not None else 0,
             slots=iterator.slot_statistics() if iterator is not None else (),
             cpus=usable,
             throttled=throttled,

@@ -34,6 +34,7 @@ from holdfast.engines.watch import WatchSettings
 from holdfast.loader.door import Door, give_up_error, replacement_pool
 from holdfast.loader.jobs import JobSettings, MapJob
 from holdfast.loader.ledger import COUNTS, Ledger
+from holdfast.loader.pacing import Pacing
 from holdfast.loader.raising import annotate, reraise
 from holdfast.loader.streams import StreamJob
 from holdfast.records import Outcome
@@ -61,6 +62,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         )
         self._engine = make_engine(context, self._make_job(loader), self._num_workers, watch)
         self._machine = Machine(self._num_workers, self._policy, takes_turns=not self._stream)
+        self._pacing = Pacing(loader._sizing, self._machine, self._engine) if loader._sizing is not None else None
         self._door = Door(
             self._ledger,
             self._policy,
@@ -116,6 +118,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             asks=callable(self._policy.on_error),
             worker_threads=loader.worker_threads,
             limits=loader._limits,
+            seeds_by_batch=loader._sizing is not None,
         )
         return StreamJob(settings) if self._stream else MapJob(settings)
 
@@ -140,8 +143,8 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             self._runner.tell(r.EpochBegan(self._ledger.epoch))
             while not self._engine.epoch_begun and self._runner.given_up is None:
                 self._wait()
-        for _ in range(self._prefetch_factor * self._num_workers):
-            self._try_put_index()
+        self._owed = self._prefetch_factor * self._machine.crew.wanted
+        self._draw_owed()
 
     def _drain(self) -> None:
         """Have the workers finish what an unfinished epoch asked of them: as in torch, it uses random numbers."""
@@ -156,7 +159,6 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             self._runner.arrived.clear()
 
     def _try_put_index(self) -> None:
-        most = self._prefetch_factor * self._num_workers
         # Until the machine knows of it: an interrupt in between would lose this index, and one inside a sampler that
         # is a generator ends it, and with it the epoch.
         self._runner.torn = True
@@ -168,22 +170,30 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         except Exception:
             self._runner.torn = False
             raise
-        for _ in range(self._num_workers):
-            slot = next(self._worker_queue_idx_cycle)
-            if self._workers_status[slot] and (
-                self._in_order or self._workers_num_tasks[slot] < most // sum(self._workers_status)
-            ):
-                break
-        else:
+        slot = self._choose_slot()
+        if slot is None:
             self._runner.torn = False
             return
         seq = self._send_idx
         self._door.draw(seq, index)
         self._outstanding[seq] = slot
-        self._workers_num_tasks[slot] += 1
         self._send_idx += 1
         door = self._door
         self._runner.tell(r.TaskSubmitted(seq, slot, door.size_of(seq), not self._stream, door.known_bad(seq)))
+
+    def _choose_slot(self) -> int | None:
+        """Whose batch it is: the next one's in turn, as in torch; -1: whoever has time."""
+        if self._pacing is not None:
+            return -1
+        most = self._prefetch_factor * self._num_workers
+        for _ in range(self._num_workers):
+            slot = next(self._worker_queue_idx_cycle)
+            if self._workers_status[slot] and (
+                self._in_order or self._workers_num_tasks[slot] < most // sum(self._workers_status)
+            ):
+                self._workers_num_tasks[slot] += 1
+                return slot
+        return None
 
     # ------------------------------------------------------------ next
 
@@ -242,7 +252,9 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         slot = self._outstanding.pop(seq)
         if self._in_order:
             self._rcvd_idx = seq + 1
-        if outcome is not Outcome.ENDED:
+        if self._pacing is not None:
+            self._owed = max(0, self._prefetch_factor * self._machine.crew.capacity - len(self._outstanding))
+        elif outcome is not Outcome.ENDED:
             self._workers_num_tasks[slot] -= 1
             self._owed += 1
         elif self._workers_status[slot]:
@@ -265,6 +277,8 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         """The batch in hand, which was booked: returned now, or with the next call if this is interrupted."""
         assert self._hand is not None
         self._draw_owed()
+        if self._pacing is not None and (wanted := self._pacing.delivered()) is not None:
+            self._runner.tell(wanted)
         seq, data = self._hand
         if self._pin_memory:
             try:
@@ -313,7 +327,10 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
                 self._outstanding.clear()  # told once; after that the epoch is over, so that nobody spins on it
                 self._ledger.end_epoch()
                 raise give_up_error(runner.given_up, self._ledger)
+            since = time.monotonic()
             self._wait()
+            if self._pacing is not None:
+                self._pacing.waited(since)
 
     def _wait(self) -> None:
         if self._timeout <= 0:
@@ -359,6 +376,10 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
     def usable(self) -> bool:
         """Whether another epoch can begin with these workers."""
         return not self._shutdown and not self._runner.torn and os.getpid() == self._owner
+
+    @property
+    def workers(self) -> int:
+        return 0 if self._shutdown else self._machine.crew.capacity
 
     @property
     def cell_bytes(self) -> int:

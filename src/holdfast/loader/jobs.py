@@ -48,6 +48,7 @@ class JobSettings:
     asks: bool  # on_error is a callable, which only the trainer has
     worker_threads: int | None = 1
     limits: Limits = NO_LIMITS
+    seeds_by_batch: bool = False  # random numbers depend on the batch alone, not on who makes it
 
 
 class Again(Exception):
@@ -201,11 +202,20 @@ class LoaderJob:
             return ""
 
     def before_task(self, seq: int, probe: bool) -> None:
-        if self._dirty:
+        if self.settings.seeds_by_batch:
+            self._seed_by_batch(seq)
+        elif self._dirty:
             self.desk.rewind()
         self._dirty = probe
         if self._attempts:
             self._attempts = {key: n for key, n in self._attempts.items() if key[0] == seq}
+
+    def _seed_by_batch(self, seq: int) -> None:
+        seed = batch_seed(self.settings.base_seed, self.desk.epoch, seq)
+        random.seed(seed)
+        torch.manual_seed(seed)
+        _seed_numpy(seed, 0)
+        self.desk.last_random = self.desk.randomness.read()  # where a retry begins
 
     def first_ordinal(self) -> int:
         """Which sample of its stream a batch begins with; -1 where samples have indices."""
@@ -452,6 +462,15 @@ def _sort(samples: dict[int, Any], live: dict[int, Any]) -> None:
     ordered = {p: samples[p] for p in live}
     samples.clear()
     samples.update(ordered)
+
+
+def batch_seed(base_seed: int, epoch: int, seq: int) -> int:
+    """Far apart for neighbours (the mixing of splitmix64), and never negative."""
+    mask = (1 << 64) - 1
+    mixed = (base_seed + 0x9E3779B97F4A7C15 * (seq + 1) + 0xD1B54A32D192ED03 * epoch) & mask
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = ((mixed ^ (mixed >> shift)) * factor) & mask
+    return (mixed ^ (mixed >> 31)) >> 1
 
 
 def _seed_numpy(base_seed: int, slot: int) -> None:
