@@ -104,14 +104,14 @@ def test_it_becomes_larger_while_the_consumer_waits_and_keeps_what_it_learned(me
         workers = loader.statistics().workers
         if not seen or seen[-1] != workers:
             seen.append(workers)
-        if workers >= 8:
+        if workers >= 4:
             break
 
     assert seen[0] <= 2
     assert loader.num_workers >= 16
     iterator = iter(loader)
     next(iterator)
-    assert loader.statistics().workers >= 8
+    assert loader.statistics().workers >= 4
 
 
 def test_it_becomes_smaller_when_nobody_waits_for_them(monkeypatch):

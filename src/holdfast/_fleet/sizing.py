@@ -19,7 +19,9 @@ WINDOW_S = 0.4  # a judgement rests on at least so much time,
 WINDOW_BATCHES = 4  # and so many batches per worker
 WAITS = 0.05  # of the time: then the consumer is not fed
 GAIN = 1.06  # another worker must bring so much
-HOLD_S = 60.0  # before what was in vain is tried again
+WARM_BATCHES = 2  # per worker, after a change
+LOOKS = 2  # so often is a trial looked at before it was in vain: others may have been busy
+HOLD_S = 15.0  # before what was in vain is tried again
 
 
 @dataclass
@@ -39,6 +41,8 @@ class Sizing:
         self._too_many: Bound | None = None
         self._too_few: Bound | None = None
         self._doubling = True
+        self._doubts = 0  # looks at this trial that were disappointing
+        self._warming = 0  # batches that were under way, or are a newcomer's first
         self._begin(None)
 
     def _begin(self, now: float | None) -> None:
@@ -55,37 +59,56 @@ class Sizing:
         if self._since is None or there != self.size:  # the first batch, or somebody is still on the way
             self._begin(now)
             return None
+        if self._warming:
+            self._warming -= 1
+            self._begin(now)
+            return None
         self._batches += 1
         self._idle += idle
         self._waited_s += waited_s
         span_s = now - self._since
         if span_s < WINDOW_S or self._batches < WINDOW_BATCHES * self.size:
             return None
-        size = self._judge(now, self._batches / span_s, self._waited_s / span_s, self._idle / self._batches)
+        rate, waits = self._batches / span_s, self._waited_s / span_s
+        if self._disappoints(rate, waits) and self._doubts + 1 < LOOKS:
+            self._doubts += 1
+            self._begin(now)
+            return None
+        size = self._judge(now, rate, waits, self._idle / self._batches)
+        self._doubts = 0
         self._begin(now)
         if size == self.size:
             return None
         self.size = size
-        self._since = None  # what is on the way was made by another number of workers
+        self._warming = WARM_BATCHES * size
         return size
 
     def settle_for(self, size: int) -> None:
         """There cannot be more for the time being."""
         self.size = size
         self._from = None
+        self._doubts = 0
         self._begin(None)
 
     def begin_epoch(self) -> None:
         self._begin(None)
 
+    def _disappoints(self, rate: float, waits: float) -> bool:
+        """Whether this is a trial, and it was better before."""
+        if self._from is None or waits <= WAITS:
+            return False
+        size, before = self._from
+        return rate < before * GAIN if size < self.size else rate * GAIN < before
+
     def _judge(self, now: float, rate: float, waits: float, idle: float) -> int:
+        disappointing = self._disappoints(rate, waits)
         before, self._from = self._from, None
-        if before is not None and before[0] < self.size and waits > WAITS and rate < before[1] * GAIN:
-            self._too_many = _again(self._too_many, self.size, now)
-            self._doubling = False
-            return before[0]
-        if before is not None and before[0] > self.size and waits > WAITS and rate * GAIN < before[1]:
-            self._too_few = _again(self._too_few, self.size, now)
+        if before is not None and disappointing:
+            if before[0] < self.size:
+                self._too_many = _again(self._too_many, self.size, now)
+                self._doubling = False
+            else:
+                self._too_few = _again(self._too_few, self.size, now)
             return before[0]
         if before is not None and _brought_little(before, self.size, rate) and waits > WAITS:
             # More were better, but half as many more may be as good, or better still.
