@@ -108,7 +108,7 @@ def _tokens(length: int) -> Dataset[Any]:
     )
 
 
-def _jpegs(folder: Path, length: int) -> Dataset[Any]:
+def jpegs_in(folder: Path, length: int) -> Dataset[Any]:
     from PIL import Image
 
     files = [folder / f"{i:02}.jpg" for i in range(DIFFERENT)]
@@ -130,7 +130,7 @@ def as_list(samples: list[Any]) -> list[Any]:
 
 def workloads(folder: Path) -> tuple[Workload, ...]:
     """All rows of the table; the JPEGs are written to `folder` when they are first asked for."""
-    jpegs = partial(_jpegs, folder)
+    jpegs = partial(jpegs_in, folder)
     starting: dict[str, Any] = {"workers": 4, "method": "spawn", "first_batch": True}
     return (
         Workload("images: 64 × (3×224×224 float32) + label", 64, 120, _images),
