@@ -3,7 +3,7 @@
 Five jobs whose best number differs: one that waits for a disk, one that computes, one that does both, JPEGs, and one
 whose consumer sets the pace. Each runs with 1, 2, 4, 8 and 16 workers and with "auto", in alternation, several rounds.
 Counted is the rate of the last third of the time, in the *first* epoch of a new loader: by then "auto" should have
-found its number. The best fixed number is the one with the highest median; the rate of "auto" is given as a share of it.
+found its number. The best fixed number is the one with the highest median; "auto" is given as a share of its rate.
 """
 
 from __future__ import annotations

@@ -129,6 +129,17 @@ def test_it_becomes_smaller_when_nobody_waits_for_them(monkeypatch):
                 break
 
 
+def test_a_loader_made_from_its_attributes_is_auto_again():
+    """As trainers do it that put a sampler of their own into a loader."""
+    loader: Any = holdfast.DataLoader(Augmented(), num_workers="auto")
+    other: Any = holdfast.DataLoader(loader.dataset, num_workers=loader.num_workers)
+
+    assert loader.num_workers == other.num_workers >= 16
+    next(iter(other))
+    assert other._sizing is not None
+    assert other.statistics().workers <= 2
+
+
 def test_what_it_cannot_do_is_said():
     class Stream(IterableDataset[int]):
         def __iter__(self) -> Any:

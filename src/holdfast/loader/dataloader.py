@@ -89,10 +89,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         share_dataset: bool = False,
     ) -> None:
         pacing.check_number(num_workers)
-        self._sizing = pacing.new_sizing() if num_workers == "auto" else None
+        self._sizing = pacing.new_sizing() if pacing.is_auto(num_workers) else None
         if self._sizing is not None:
             pacing.check_dataset(isinstance(dataset, torch.utils.data.IterableDataset))
-        number = self._sizing.most if self._sizing is not None else num_workers
+        number = pacing.Auto(self._sizing.most) if self._sizing is not None else num_workers
         self.faults = faults
         self.memory_limit, self.recycle_after, self.memory_budget = memory_limit, recycle_after, memory_budget
         self._budget = budget_of(memory_budget)

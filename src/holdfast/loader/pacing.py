@@ -28,6 +28,14 @@ class Sight(Protocol):
     def look(self, slot: int) -> tuple[int | None, InHand | None]: ...
 
 
+class Auto(int):
+    """The most workers that "auto" may have. Who makes another loader from this one's attributes gets "auto" again."""
+
+
+def is_auto(num_workers: Any) -> bool:
+    return isinstance(num_workers, Auto) or num_workers == "auto"
+
+
 def new_sizing() -> Sizing:
     """For a loader, whose epochs then go on where the last one was."""
     cpus = usable_cpus()
