@@ -18,8 +18,8 @@ import pytest
 
 import holdfast
 from holdfast import errors
+from holdfast._forensics.ledger import Quarantine, StreamIndex
 from holdfast.incident import Exit, Failure, Incident, IncidentKind, InHand, Stage, first_line
-from holdfast.loader.ledger import Quarantine, StreamIndex
 from holdfast.loader.raising import note, rebuilt
 from holdfast.plain import plain
 from holdfast.statistics import SlotStatistics, Statistics

@@ -28,7 +28,7 @@ from faults.carriers import (
 from faults.evidence import INIT_FLOOR_S, assert_cause, happened, stage_of
 from faults.table import FAULTS, Fault, Moment, Plant, Spot
 from holdfast import FaultPolicy, IncidentKind, WorkerStartError
-from holdfast.loader.ledger import StreamIndex
+from holdfast._forensics.ledger import StreamIndex
 
 pytestmark = [
     pytest.mark.faults,

@@ -40,7 +40,7 @@ from faults.evidence import (
 )
 from faults.table import FAULTS, TORN, Fault, Moment, Plant, Spot
 from holdfast import FaultPolicy, TooManyFaultsError, WorkerCrashedError, WorkerStartError
-from holdfast.loader.ledger import StreamIndex
+from holdfast._forensics.ledger import StreamIndex
 
 pytestmark = pytest.mark.faults
 

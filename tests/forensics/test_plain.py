@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 
 from forensics import made_up
+from holdfast._forensics.ledger import StreamIndex
 from holdfast.evidence import Evidence, Worked
 from holdfast.incident import Incident
-from holdfast.loader.ledger import StreamIndex
 from holdfast.plain import plain
 from holdfast.verdicts import Name
 

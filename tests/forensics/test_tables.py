@@ -16,8 +16,8 @@ from forensics import made_up
 from holdfast import errors
 from holdfast._forensics import page
 from holdfast._forensics.job import Job
+from holdfast._forensics.ledger import Incidents, Quarantine
 from holdfast.incident import Failure, Incident
-from holdfast.loader.ledger import Incidents, Quarantine
 from holdfast.verdicts import Name, Verdict
 
 HOSTILE = "<script>alert('\"&')</script><img src=x onerror=alert(1)>\x1b[31m\0\udc80"

@@ -13,9 +13,9 @@ from torch.utils.data import Dataset, IterableDataset
 import holdfast
 from holdfast import FaultPolicy, Incident
 from holdfast._forensics import journal
+from holdfast._forensics.ledger import KEPT_WHOLE, Ledger
 from holdfast.evidence import RECENT_SAMPLES, Evidence
 from holdfast.incident import IncidentKind, InHand, Stage
-from holdfast.loader.ledger import KEPT_WHOLE, Ledger
 
 pytestmark = pytest.mark.faults
 METHODS = ("fork", "spawn", "forkserver")

@@ -17,13 +17,13 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 from holdfast._fleet import load
+from holdfast._forensics.ledger import COUNTS, Incidents, Ledger, Quarantine
 from holdfast._system import cpus
 from holdfast.incident import Incident
 from holdfast.limits import budget_of, limits_of
 from holdfast.loader import pacing
 from holdfast.loader.inline import InlineIterator
 from holdfast.loader.iterator import SupervisedIterator
-from holdfast.loader.ledger import COUNTS, Incidents, Ledger, Quarantine
 from holdfast.settings import FaultPolicy, FaultRule, check_callable, check_listeners, check_threads, fault_policy
 from holdfast.statistics import Statistics
 

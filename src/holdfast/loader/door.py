@@ -21,13 +21,13 @@ from torch.utils.data import RandomSampler, SequentialSampler
 from holdfast import errors
 from holdfast import records as r
 from holdfast._forensics import autopsy, guard, unpicklable
+from holdfast._forensics.ledger import Ledger, StreamIndex, key_of
 from holdfast._transport import wire
 from holdfast._worker import failures
 from holdfast.evidence import RECENT_SAMPLES, Evidence
 from holdfast.incident import Decision, Failure, Incident, IncidentKind, InHand, Stage
 from holdfast.loader import tasks
 from holdfast.loader.history import History
-from holdfast.loader.ledger import Ledger, StreamIndex, key_of
 from holdfast.loader.raising import add_note, rebuilt
 from holdfast.records import Plan
 from holdfast.settings import FaultPolicy, decision_of

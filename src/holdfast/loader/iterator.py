@@ -29,11 +29,11 @@ from holdfast import errors
 from holdfast import records as r
 from holdfast._fleet.machine import Machine
 from holdfast._fleet.runner import Concluded, Runner
+from holdfast._forensics.ledger import COUNTS, Ledger
 from holdfast.engines.choice import make_engine
 from holdfast.engines.watch import WatchSettings
 from holdfast.loader.door import Door, give_up_error, replacement_pool
 from holdfast.loader.jobs import JobSettings, MapJob
-from holdfast.loader.ledger import COUNTS, Ledger
 from holdfast.loader.pacing import Pacing
 from holdfast.loader.raising import annotate, reraise
 from holdfast.loader.streams import StreamJob
