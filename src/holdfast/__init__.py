@@ -12,6 +12,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "DataLoader": "holdfast.loader.dataloader",
     "FaultPolicy": "holdfast.settings",
+    "Pool": "holdfast.pool.executor",
+    "PoolBrokenError": "holdfast.pool.failing",
+    "TaskCrashedError": "holdfast.pool.failing",
+    "TaskTimeoutError": "holdfast.pool.failing",
     "SharedDict": "holdfast._share.mappings",
     "SharedList": "holdfast._share.sequences",
     "SharedPart": "holdfast._share.sharing",
@@ -36,10 +40,14 @@ __all__ = [
     "HoldfastError",
     "Incident",
     "IncidentKind",
+    "Pool",
+    "PoolBrokenError",
     "SharedDict",
     "SharedList",
     "SharedPart",
     "Statistics",
+    "TaskCrashedError",
+    "TaskTimeoutError",
     "TooManyFaultsError",
     "Webhook",
     "WorkerCrashedError",
@@ -64,6 +72,8 @@ if TYPE_CHECKING:
     )
     from holdfast.incident import Incident, IncidentKind
     from holdfast.loader.dataloader import DataLoader
+    from holdfast.pool.executor import Pool
+    from holdfast.pool.failing import PoolBrokenError, TaskCrashedError, TaskTimeoutError
     from holdfast.settings import FaultPolicy
     from holdfast.statistics import Statistics
 

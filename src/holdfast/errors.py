@@ -96,6 +96,23 @@ def crash_message(incident: Incident, *, healthy_slots: int, delivered: int) -> 
     return _message(incident, rows)
 
 
+def task_message(incident: Incident) -> str:
+    """The same for a task of a pool."""
+    rows = [("cause", _cause(incident, who="")), *_where(incident)]
+    seconds = f", {incident.seconds_in_hand:.1f} s in hand" if incident.seconds_in_hand >= 0.1 else ""
+    rows.append(("task", f"it has now cost {incident.attempt} of {incident.attempts_allowed} workers{seconds}"))
+    rows.append(("state", "the worker was replaced; every other task goes on"))
+    advice = ['pool.map(…, faults="skip")   to go on without it; pool.failures then has it']
+    if incident.kind is IncidentKind.HANG:
+        advice.append(
+            f"Pool(task_timeout={max(60, round(incident.seconds_in_hand * 10))})   if such a task is only slow"
+        )
+    advice += _remedies(incident, told=advice)
+    rows.append(("next", advice[0]))
+    rows += [("", line) for line in advice[1:]]
+    return _message(incident, rows)
+
+
 def _where(incident: Incident) -> list[tuple[str, str]]:
     """In which native code, and in which Python code."""
     rows = []
@@ -129,7 +146,7 @@ def _it(incident: Incident) -> str:
     return "this sample" if len(incident.indices) == 1 else "these samples"
 
 
-def _cause(incident: Incident) -> str:
+def _cause(incident: Incident, who: str = "DataLoader ") -> str:
     if incident.kind is IncidentKind.HANG:
         why = f": {incident.verdict.words}" if incident.verdict is not None else ""
         return f"no progress for {incident.seconds_in_hand:.1f} s (worker pid {incident.pid}){why}"
@@ -138,9 +155,9 @@ def _cause(incident: Incident) -> str:
     if incident.exit.signal is not None:
         # The sentence that torch says, and that people's code may look for.
         name = _signal.strsignal(incident.exit.signal) or incident.exit.signal_name
-        said = f"DataLoader worker (pid {incident.pid}) is killed by signal: {name}."
+        said = f"{who}worker (pid {incident.pid}) is killed by signal: {name}."
     else:
-        said = f"DataLoader worker (pid(s) {incident.pid}) exited unexpectedly"
+        said = f"{who}worker (pid(s) {incident.pid}) exited unexpectedly"
     cause = incident.verdict.words if incident.verdict is not None else incident.exit.explanation
     return f"{cause}\n           {said}"
 

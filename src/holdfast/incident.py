@@ -174,7 +174,7 @@ class IncidentKind(str, enum.Enum):
         return self.value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Incident:
     """One thing that went wrong in a worker, explained as far as it is known."""
 
@@ -203,6 +203,7 @@ class Incident:
     recycled: str = ""  # why a worker was asked to leave: «its memory reached 180 MiB of 200 MiB»
     hung: bool = False  # it was ended because it hung
     stuck: bool = False  # a stream that cannot step over this sample: the rest of it is out of reach
+    noun: str = "sample"  # what the indices name: samples of a dataset, tasks of a pool
 
     @property
     def crash(self) -> CrashRecord | None:
@@ -222,10 +223,10 @@ class Incident:
         """The sample in words: «sample 18204», «one of samples 3, 4, 5», or what was done instead."""
         if len(self.indices) == 1:
             named = f" ({self.described[0]})" if self.described else ""
-            return f"sample {self.indices[0]}{named}"
+            return f"{self.noun} {self.indices[0]}{named}"
         if self.indices:
             shown = ", ".join(map(str, self.indices[:8])) + (", …" if len(self.indices) > 8 else "")
-            return f"samples {shown}"
+            return f"{self.noun}s {shown}"
         return ""
 
     @property
@@ -255,7 +256,7 @@ class Incident:
         """What it was doing: «fetching sample 18204», «collating batch 7», «idle»."""
         stage = self.in_hand.stage
         if stage is Stage.FETCHING and self.indices:
-            return f"fetching {self.sample}"
+            return f"{'fetching' if self.noun == 'sample' else 'running'} {self.sample}"
         if stage in _BATCH_VERBS and self.batch >= 0:
             verb = _BATCH_VERBS[stage]
             named = f" ({self.sample})" if len(self.indices) == 1 else ""
@@ -270,6 +271,9 @@ class Incident:
             return f"the fleet {self.action}: {self.recycled}"
         head += f" while {self.doing}"
         return f"{head}: {self.action}" if self.action else head
+
+    def __repr__(self) -> str:
+        return f"<Incident {self.id or self.kind.value}: {self}>"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values only, and everything: what a program or a log can take."""

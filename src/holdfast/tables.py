@@ -52,7 +52,7 @@ def _line(incident: Incident) -> str:
     cells: Iterable[Any] = (
         incident.id,
         incident.slot,
-        incident.sample.removeprefix("samples ").removeprefix("sample "),
+        incident.sample.removeprefix(incident.noun).removeprefix("s").strip(),
         verdict.name if verdict else incident.kind,
         verdict.words if verdict else incident.cause,
         incident.action,

@@ -27,6 +27,7 @@ class Dealer:
         self._tasks = tasks
         self._do = do
         self._unbound: deque[int] = deque()
+        self.depth = DEPTH
 
     def add(self, task: Task) -> None:
         """A new task, to its slot or to whoever has time."""
@@ -43,7 +44,7 @@ class Dealer:
         """Send a slot's worker what it may have now."""
         if slot.state == "empty" or slot.leaving or (slot.sent and self._tasks[slot.queue[0]].search is not None):
             return  # nobody is there, or a search has its worker to itself
-        while self._unbound and len(slot.queue) < DEPTH:
+        while self._unbound and len(slot.queue) < self.depth:
             slot.queue.append(self._unbound.popleft())
         while slot.sent < min(len(slot.queue), MOST_SENT):
             task = self._tasks[slot.queue[slot.sent]]

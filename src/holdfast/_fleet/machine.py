@@ -42,7 +42,7 @@ class Machine:
         self.slots = [Slot(n) for n in range(slots)]
         self.crew = Crew(self.slots, self._start, self._do, takes_turns=takes_turns)
         self.tasks: dict[int, Task] = {}
-        self._dealer = Dealer(self.slots, self.tasks, self._do)
+        self.dealer = Dealer(self.slots, self.tasks, self._do)
         self.given_up = False
         self.restarts = 0
         self.retries = 0
@@ -100,7 +100,7 @@ class Machine:
             del self.tasks[event.seq]
             self._do(r.ConcludeTask(event.seq, Outcome.EMPTY))
             return
-        self._dealer.add(task)
+        self.dealer.add(task)
         if self.crew.is_short and event.slot >= 0 and self.slots[event.slot].state == "empty":
             self.crew.arrange()
 
@@ -179,7 +179,7 @@ class Machine:
         slot.queue.remove(task.seq)  # nearly always the first
         del self.tasks[task.seq]
         self._do(r.ConcludeTask(task.seq, outcome, incident))
-        self._dealer.send(slot)
+        self.dealer.send(slot)
         if not slot.queue and self.crew.is_short:
             self.crew.arrange()
 
@@ -252,7 +252,7 @@ class Machine:
             return
         self.crew.arrange()
         if slot.state == "empty":
-            self._dealer.pass_on(slot)
+            self.dealer.pass_on(slot)
 
     def _died_at(self, slot: Slot, task: Task, position: int, incident: Incident) -> None:
         deaths = task.deaths[position] = task.deaths.get(position, 0) + 1
@@ -291,7 +291,7 @@ class Machine:
         search.learn(survived)
         if search.culprits is None:
             slot.sent = 0
-            self._dealer.send(slot)
+            self.dealer.send(slot)
             return
         culprits = search.culprits if len(search.culprits) == 1 else task.live()
         task.search = None
@@ -303,7 +303,7 @@ class Machine:
         task.deaths.update(dict.fromkeys(culprits, attempt))
         self._poison(slot, task, culprits, replace(incident, attempt=attempt))
         if slot.state != "empty":
-            self._dealer.send(slot)
+            self.dealer.send(slot)
 
     def _poison(self, slot: Slot, task: Task, positions: tuple[int, ...], incident: Incident) -> None:
         """These samples have killed as many workers as they may."""
@@ -392,7 +392,7 @@ class Machine:
         slot.sent = 0
         slot.leaving = False
         self._do(r.StartWorker(slot.number, slot.incarnation))
-        self._dealer.send(slot)
+        self.dealer.send(slot)
 
     # ------------------------------------------------------------ the rest
 
@@ -435,13 +435,13 @@ class Machine:
             slot.sent = 0
             self._sentence(slot, question.task, question.positions, question.incident, event.decision)
             if not self.given_up:
-                self._dealer.send(slot)
+                self.dealer.send(slot)
 
     def _epoch_began(self, event: r.EpochBegan, now: float) -> None:
         self.tasks.clear()
         self._questions.clear()
         self.bad = self.drawn = 0
-        self._dealer.clear()
+        self.dealer.clear()
         for slot in self.slots:
             slot.ended = False
         self.crew.arrange()

@@ -52,7 +52,7 @@ def summary(incident: Incident) -> Section:
         facts = verdict.facts[:_MOST_FACTS]
         rows += [("facts" if n == 0 else "", fact) for n, fact in enumerate(facts)]
     if incident.indices:
-        rows.append(("sample", incident.sample.removeprefix("samples ").removeprefix("sample ")))
+        rows.append(("sample", incident.sample.removeprefix(incident.noun).removeprefix("s").strip()))
     if len(incident.indices) > 1:  # of a single one the words stand beside its index
         rows += [("", text) for text in incident.described[:_MOST_DESCRIBED]]
     if examined is not None and examined.place is not None:

@@ -75,8 +75,12 @@ class Exchange:
         """What workers are to do, as the front door gave it."""
         raise NotImplementedError
 
-    def launch(self) -> None:
-        """Start what workers come from; raises what pickling the job raises."""
+    def launch(self, workers: int | None = None) -> None:
+        """Start what workers come from; raises what pickling the job raises. `workers`: as many will be wanted."""
+        raise NotImplementedError
+
+    def wake_by(self, fd: int) -> None:
+        """Have `wait_ready` return when this descriptor can be read; whoever wrote to it reads it."""
         raise NotImplementedError
 
     def start_worker(self, slot: int, incarnation: int) -> None:

@@ -78,7 +78,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         if not self._in_order:
             self._runner.arrived = deque()
         try:
-            self._engine.launch()
+            self._engine.launch(self._machine.crew.wanted)
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             self._engine.close()
             self._door.unsendable(error, self._engine.job)

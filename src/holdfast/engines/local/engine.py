@@ -93,7 +93,10 @@ class LocalEngine(Exchange):
     def job(self) -> Any:
         return self._job
 
-    def launch(self) -> None:
+    def wake_by(self, fd: int) -> None:
+        self._poller.register(fd, select.EPOLLIN)
+
+    def launch(self, workers: int | None = None) -> None:
         """Start the zygote; raises what pickling the job raises."""
         ours, theirs = channels.pair()
         control = Channel(ours, blocking=False, owned=True)

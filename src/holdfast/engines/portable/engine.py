@@ -82,6 +82,7 @@ class PortableEngine(Exchange):
         self._watch = watch
         self._processes: dict[int, Process] = {}  # by slot
         self._reserve: list[Process] = []
+        self._bells: list[int] = []  # descriptors that wake us
         self._slowest_s = 0.0
         self._owner = os.getpid()
         self.closed = False
@@ -98,9 +99,12 @@ class PortableEngine(Exchange):
     def job(self) -> Any:
         return self._payload.load_if_here()
 
-    def launch(self) -> None:
-        """Start as many as there are slots; raises what pickling the job raises."""
-        for _ in self._workers:
+    def wake_by(self, fd: int) -> None:
+        self._bells.append(fd)
+
+    def launch(self, workers: int | None = None) -> None:
+        """Start as many as there will be; raises what pickling the job raises."""
+        for _ in range(len(self._workers) if workers is None else workers):
             self._reserve.append(self._spawn())
 
     def _spawn(self) -> Process:
@@ -152,7 +156,7 @@ class PortableEngine(Exchange):
         if any(worker is not None and worker.channel.congested for worker in self._workers):
             limit = min(limit, _CONGESTED_S)
         self._return_cells()
-        things: list[Any] = []
+        things: list[Any] = list(self._bells)
         for worker in self._workers:
             if worker is not None:
                 things.append(self._processes[worker.slot].process.sentinel)

@@ -1,0 +1,1 @@
+"""The pool: a `concurrent.futures.Executor` that no task can break."""
