@@ -132,7 +132,7 @@ class Pool(Executor):
         self._manager.add([_Submitted(future, fn, args, kwargs)])
         return future
 
-    def map(  # type: ignore[override]
+    def map(
         self,
         fn: Callable[..., Any],
         *iterables: Iterable[Any],

@@ -104,18 +104,19 @@ class PoolJob:
             for position in positions:
                 self._note(told, position, results, Stage.FETCHING)
             return
-        add, mark, at = results.values.append, results.done.append, 0
-        while at < len(positions):
+        add, mark = results.values.append, results.done.append
+        tasks = zip(positions, rows)
+        position, row = positions[0], rows[0]
+        while True:
             try:
-                for at in range(at, len(positions)):
-                    words[POSITION] = positions[at]
+                for position, row in tasks:
+                    words[POSITION] = position
                     words[SINCE] = clock()
-                    add(call(*rows[at], **kwargs))
-                    mark(positions[at])
+                    add(call(*row, **kwargs))
+                    mark(position)
                 return
-            except BaseException as error:
-                self._failed(error, seq, positions[at], results, functools.partial(call, *rows[at], **kwargs))
-                at += 1
+            except BaseException as error:  # and on with the next one
+                self._failed(error, seq, position, results, functools.partial(call, *row, **kwargs))
 
     def _load(self, pickled: bytes) -> Callable[..., Any]:
         if len(self._functions) >= _MOST_FUNCTIONS:

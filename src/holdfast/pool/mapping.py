@@ -90,7 +90,7 @@ class Mapping:
         self._ordered = ordered
         self._faults = faults
         self._failures = failures
-        self._most = in_flight or max(_LEAST_IN_FLIGHT, 4 * manager.workers * (self._size or 1))
+        self._most = in_flight or max(_LEAST_IN_FLIGHT, 16 * manager.workers * (self._size or 1))
         self._rows = (tuple(row) for row in rows) if iterables is None else zip(*iterables)
         self._news = threading.Event()
         self._arrived: deque[_Bunch] = deque()
