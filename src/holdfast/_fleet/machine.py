@@ -37,8 +37,9 @@ _START_STAGES = (Stage.STARTING, Stage.PREPARING, Stage.FORWARDING)
 class Machine:
     """One fleet's decisions. Deterministic: the same events at the same times give the same actions."""
 
-    def __init__(self, slots: int, policy: FaultPolicy, *, takes_turns: bool = True) -> None:
+    def __init__(self, slots: int, policy: FaultPolicy, *, takes_turns: bool = True, never_twice: bool = False) -> None:
         self.policy = policy
+        self._never_twice = never_twice  # a task that was begun is not begun again, whoever is to blame
         self.slots = [Slot(n) for n in range(slots)]
         self.crew = Crew(self.slots, self._start, self._do, takes_turns=takes_turns)
         self.tasks: dict[int, Task] = {}
@@ -216,7 +217,9 @@ class Machine:
         in_hand = head is not None and (head.seq == event.in_hand.batch or stage is Stage.AT_WORK)
         if head is not None and stage is Stage.AT_WORK:
             incident = replace(incident, batch=head.seq)
-        if self.crew.was_killed_for_memory(event, incident, now):
+        if self._never_twice and head is not None and in_hand:
+            self._died_with(slot, head, incident)
+        elif self.crew.was_killed_for_memory(event, incident, now):
             pass  # nobody's fault, and told
         elif event.blameless or stage in _OWN_STAGES:
             self._do(r.ReportIncident(incident))

@@ -22,7 +22,7 @@ from holdfast.incident import Incident
 from holdfast.limits import budget_of, limits_of
 from holdfast.pool.manager import Manager, ManagerSettings
 from holdfast.pool.mapping import Failed, Mapping
-from holdfast.pool.work import Item, dumps
+from holdfast.pool.work import Item
 from holdfast.settings import FaultPolicy, check_listeners
 
 _managers: weakref.WeakSet[Manager] = weakref.WeakSet()
@@ -111,12 +111,12 @@ class Pool(Executor):
         self.max_workers = max_workers
         self._ledger = Ledger(check_listeners(on_incident))
         self._failures: list[Failed] = []
-        started = None if initializer is None else dumps((initializer, tuple(initargs)))
         policy = policy_of(faults, retries, task_timeout)
         settings = ManagerSettings(
             mp_context,
             max_workers,
-            started,
+            initializer,
+            tuple(initargs),
             policy,
             limits_of(memory_limit, recycle_after),
             budget_of(memory_budget),

@@ -7,6 +7,7 @@ Never   lets what one task raises, or returns, touch another.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pickle
 import time
@@ -63,7 +64,8 @@ class _NoRandomness:
 
 @dataclass
 class PoolJob:
-    initializer: bytes | None  # pickled: a function of the main module's must not be looked up by name
+    initializer: Any  # a function, pickled once it has travelled
+    initargs: tuple[Any, ...]
     policy: FaultPolicy
     limits: Limits = NO_LIMITS
     can_skip: bool = False
@@ -74,8 +76,16 @@ class PoolJob:
         self._functions: dict[bytes, Callable[..., Any]] = {}
         _seed_apart()
         if self.initializer is not None:
-            initialize, arguments = pickle.loads(self.initializer)
-            initialize(*arguments)
+            initialize = self.initializer
+            initialize = pickle.loads(initialize) if isinstance(initialize, bytes) else initialize
+            initialize(*self.initargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For spawn: the function by value where it must be; its arguments may be locks and queues, as at any start."""
+        state = dict(self.__dict__)
+        with contextlib.suppress(Exception):  # then as it is, and whoever starts the process says why not
+            state["initializer"] = None if self.initializer is None else dumps(self.initializer)
+        return state
 
     def begin_epoch(self, note: Any) -> bytes:
         return b""

@@ -41,7 +41,8 @@ _SHORT_S = 0.001  # and while they are so short, the next chunk waits at the wor
 class ManagerSettings:
     context: Any
     workers: int
-    initializer: bytes | None
+    initializer: Any
+    initargs: tuple[Any, ...]
     policy: FaultPolicy
     limits: Limits
     budget: str | int | None
@@ -104,7 +105,7 @@ class Manager:
 
     def _start(self) -> None:
         settings = self._settings
-        job = PoolJob(settings.initializer, settings.policy.without_callables(), settings.limits)
+        job = PoolJob(settings.initializer, settings.initargs, settings.policy.without_callables(), settings.limits)
         watch = WatchSettings(
             settings.policy.sample_timeout, settings.policy.hang_floor_s, settings.limits.memory_bytes, settings.budget
         )
@@ -112,7 +113,7 @@ class Manager:
         for fd in (self._bell, self._ringer):
             os.set_blocking(fd, False)
         self._engine = make_engine(settings.context, job, settings.workers, watch)
-        self._machine = Machine(settings.workers, settings.policy)
+        self._machine = Machine(settings.workers, settings.policy, never_twice=settings.at_most_once)
         self._machine.crew.wanted = 1
         self._door = Door(self._ledger, self._engine, imports_main=self._engine.imports_main)
         self._runner = Runner(self._engine, self._machine, self._door)
@@ -256,7 +257,7 @@ class Manager:
                 results = concluded.payload.open()
             except Exception as error:  # what a worker could pickle and we cannot unpickle
                 concluded.payload.discard()
-                self._unreadable(chunk, error)
+                self._unreadable(chunk, error, condemned)
                 return
             self._learn(results)
         self._settle(chunk, results, condemned)
@@ -281,14 +282,19 @@ class Manager:
         each = results.seconds / max(1, len(results.done) + len(results.raised))
         self._item_s = each if self._item_s is None else 0.8 * self._item_s + 0.2 * each
 
-    def _unreadable(self, chunk: Chunk, error: BaseException) -> None:
+    def _unreadable(self, chunk: Chunk, error: BaseException, condemned: dict[int, Incident]) -> None:
         if chunk.size == 1 or self._settings.at_most_once:
             for item in chunk.items:
                 item.fail(error)
             return
-        parts = [part for item in chunk.items for part in item.split()]  # one of them is to blame
+        again = []
+        for position, part in enumerate(part for item in chunk.items for part in item.split()):
+            if position in condemned or position in chunk.unsendable:
+                part.fail(_error(position, chunk.unsendable, condemned))
+            else:
+                again.append(part)  # one of them is to blame: each by itself
         with self._lock:
-            self._incoming.extendleft(reversed(parts))
+            self._incoming.extendleft(reversed(again))
 
     def _given_up_error(self, given_up: r.GiveUp) -> BaseException:
         incident = given_up.incident

@@ -1,0 +1,108 @@
+"""What tasks do in these tests: work, or one of the ways in which a task can go wrong.
+
+Imported by workers under spawn: no test in here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+
+class OddError(Exception):
+    """Pickles, and cannot be unpickled."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(one)
+
+
+class Unpicklable:
+    def __reduce__(self) -> Any:
+        raise TypeError("not this one")
+
+
+class Unreadable:
+    """Pickles in the worker, and cannot be unpickled here."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+class UnpicklableError(Exception):
+    def __init__(self) -> None:
+        super().__init__("with a lock")
+        self.lock = threading.Lock()
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def add(one: int, two: int = 1) -> int:
+    return one + two
+
+
+def note(folder: str, number: int) -> int:
+    """Leaves a trace of having been begun."""
+    with open(f"{folder}/{number}", "a") as file:
+        file.write("x")
+    return number
+
+
+def begun(folder: str | Path) -> dict[int, int]:
+    """How often each number was begun."""
+    return {int(file.name): len(file.read_text()) for file in Path(folder).iterdir()}
+
+
+def sleep_for_ever() -> None:
+    while True:
+        time.sleep(60)
+
+
+def overflow() -> None:
+    overflow()
+
+
+DEATHS = {
+    "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "SIGSEGV": lambda: ctypes.string_at(0),
+    "SIGABRT": os.abort,
+    "SIGILL": lambda: os.kill(os.getpid(), signal.SIGILL),
+    "SIGBUS": lambda: os.kill(os.getpid(), signal.SIGBUS),
+    "SIGFPE": lambda: os.kill(os.getpid(), signal.SIGFPE),
+    "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "exit": lambda: os._exit(3),
+    "exit 0": lambda: os._exit(0),
+}
+
+
+def die(how: str, folder: str = "", number: int = 0) -> None:
+    if folder:
+        note(folder, number)
+    DEATHS[how]()
+
+
+def raise_odd() -> None:
+    raise OddError("one", "two")
+
+
+def raise_unpicklable() -> None:
+    raise UnpicklableError
+
+
+def leave() -> None:
+    sys.exit(5)
+
+
+def returns(what: str) -> Any:
+    return {"unpicklable": Unpicklable, "unreadable": Unreadable, "generator": lambda: (n for n in range(3))}[what]()
+
+
+def fail_to_begin() -> None:
+    raise ValueError("no way to begin")

@@ -1,0 +1,328 @@
+"""A pool whose tasks die, hang, raise and return what cannot travel: each costs itself, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import itertools
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import CancelledError, Executor, as_completed
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import holdfast
+from holdfast import FaultPolicy, IncidentKind, Pool, TaskCrashedError, TaskTimeoutError
+from holdfast.pool.failing import UnpicklableResultError
+from pool import deeds
+from transport.watching import wait_until
+
+pytestmark = pytest.mark.faults
+METHODS = ("fork", "spawn", "forkserver")
+DEADLINE_S = 60.0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_goes_wrong_costs_its_own_task(method):
+    """Every kind of death and error among healthy tasks, twice as many as workers at a time."""
+    with Pool(2, method) as pool:
+        assert isinstance(pool, Executor)
+        healthy = []
+        futures: dict[str, Any] = {}
+        for number, how in enumerate(deeds.DEATHS):
+            healthy.append(pool.submit(deeds.square, number))
+            futures[how] = pool.submit(deeds.die, how)
+        futures["odd"] = pool.submit(deeds.raise_odd)
+        futures["locked"] = pool.submit(deeds.raise_unpicklable)
+        futures["sys.exit"] = pool.submit(deeds.leave)
+        futures["unpicklable"] = pool.submit(deeds.returns, "unpicklable")
+        futures["unreadable"] = pool.submit(deeds.returns, "unreadable")
+        futures["generator"] = pool.submit(deeds.returns, "generator")
+        futures["argument"] = pool.submit(deeds.square, deeds.Unpicklable())
+        healthy += [pool.submit(deeds.square, number) for number in range(len(healthy), 40)]
+        assert [future.result(DEADLINE_S) for future in healthy] == [n * n for n in range(40)]
+        errors: dict[str, Any] = {how: future.exception(DEADLINE_S) for how, future in futures.items()}
+
+    for how in deeds.DEATHS:
+        assert isinstance(errors[how], TaskCrashedError), how
+        assert isinstance(errors[how], BrokenProcessPool), how
+        assert errors[how].incident.described == (f"die('{how}')",)
+        assert f"running task {errors[how].incident.index} (die('{how}'))" in str(errors[how])
+    assert "SIGSEGV" in str(errors["SIGSEGV"])
+    assert "null" in errors["SIGSEGV"].incident.verdict.name.value
+    assert errors["exit"].incident.exit.code == 3
+    assert (type(errors["odd"]), str(errors["odd"])) == (RuntimeError, "OddError: one")
+    assert "raise OddError" in str(errors["odd"].__cause__)
+    assert "with a lock" in str(errors["locked"])
+    assert isinstance(errors["sys.exit"], SystemExit)
+    assert errors["sys.exit"].code == 5
+    for how in ("unpicklable", "generator"):
+        assert isinstance(errors[how], UnpicklableResultError), errors[how]
+    assert isinstance(errors["unreadable"], ValueError)
+    assert "not this one" in str(errors["argument"])
+    crashed = [i.index for i in pool.incidents if i.kind is IncidentKind.CRASH]
+    for how in deeds.DEATHS:  # each was tried again; more often where its company had to be parted
+        assert errors[how].incident.attempt == 2
+        assert crashed.count(errors[how].incident.index) >= 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_task_that_hangs_is_ended_in_time_and_others_go_on(method):
+    with Pool(2, method, task_timeout=0.5, retries=0) as pool:
+        hung = pool.submit(deeds.sleep_for_ever)
+        assert list(pool.map(deeds.square, range(50))) == [n * n for n in range(50)]
+        error: Any = hung.exception(DEADLINE_S)
+
+    assert isinstance(error, TaskTimeoutError)
+    assert isinstance(error, FutureTimeoutError)
+    assert "hung for" in str(error)
+    assert error.incident.hung
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("chunk", [1, 7, "auto"])
+def test_map_keeps_order_and_leaves_out_only_the_failed(method, chunk):
+    """In chunks, too: who was in company with a killer is not taken along."""
+
+    def sometimes(number: int) -> int:
+        if number % 50 == 13:
+            os._exit(1)
+        if number % 50 == 31:
+            raise ValueError(number)
+        return number
+
+    with Pool(2, method, retries=1) as pool:
+        results = list(pool.map(sometimes, range(150), chunksize=chunk, faults="none"))
+        left = list(pool.map(sometimes, range(150), chunksize=chunk, faults="skip"))
+        unordered = set(pool.map(sometimes, range(150), chunksize=chunk, faults="skip", ordered=False))
+
+    bad = {13, 31, 63, 81, 113, 131}
+    assert results == [None if n in bad else n for n in range(150)]
+    assert left == [n for n in range(150) if n not in bad]
+    assert unordered == set(left)
+    assert [failed.args[0] for failed in pool.failures[:6]] == sorted(bad)
+    assert {type(failed.error).__name__ for failed in pool.failures} == {"TaskCrashedError", "ValueError"}
+    assert all(failed.incident is not None for failed in pool.failures)
+
+
+def test_map_raises_at_its_place_and_drops_the_rest():
+    with Pool(2) as pool:
+        results = pool.map(lambda n: 1 // (3 - n), range(1000), chunksize=1)
+        assert [next(results) for _ in range(3)] == [0, 0, 1]
+        with pytest.raises(ZeroDivisionError):
+            next(results)
+        with pytest.raises(StopIteration):
+            next(results)
+        assert pool.submit(deeds.square, 3).result(DEADLINE_S) == 9
+
+
+def test_map_is_lazy():
+    """An endless iterable is read as far as there is room."""
+    read = itertools.count()
+    numbers = iter(lambda: next(read), None)
+    with Pool(2) as pool:
+        results = pool.map(deeds.square, numbers, in_flight=40)
+        assert [next(results) for _ in range(500)] == [n * n for n in range(500)]
+        assert next(read) <= 500 + 41
+        results.close()  # type: ignore[attr-defined]
+
+
+def test_map_takes_several_iterables_and_starmap_rows():
+    with Pool(2) as pool:
+        assert list(pool.map(deeds.add, [1, 2, 3], [10, 20])) == [11, 22]
+        assert list(pool.starmap(deeds.add, [(1, 2), (3,)])) == [3, 4]
+        assert pool.submit(deeds.add, 1, two=5).result(DEADLINE_S) == 6
+        with pytest.raises(FutureTimeoutError):
+            list(pool.map(time.sleep, [30], timeout=0.05))
+        os.kill(pool.pids[0], 9)  # nobody need wait for that one
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_without_retries_no_task_is_begun_twice(method, tmp_path):
+    """Whatever dies, and whenever; what had not begun is done by others."""
+    with Pool(3, method, retries=0) as pool:
+        futures = [
+            pool.submit(deeds.die, "SIGKILL", str(tmp_path), n)
+            if n % 7 == 3
+            else pool.submit(deeds.note, str(tmp_path), n)
+            for n in range(80)
+        ]
+        mapped = list(pool.map(functools.partial(deeds.note, str(tmp_path)), range(100, 150), chunksize=10))
+        outcomes = [future.exception(DEADLINE_S) for future in futures]
+
+    assert [isinstance(error, TaskCrashedError) for error in outcomes] == [n % 7 == 3 for n in range(80)]
+    assert mapped == list(range(100, 150))
+    assert deeds.begun(tmp_path) == dict.fromkeys([*range(80), *range(100, 150)], 1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_worker_killed_from_outside_costs_nothing_with_retries(method):
+    with Pool(2, method, retries=20) as pool:
+        futures = [pool.submit(time.sleep, 0.01) for _ in range(100)]
+        done = 0
+        for future in as_completed(futures, DEADLINE_S):
+            assert future.exception() is None
+            done += 1
+            if done % 20 == 0 and pool.pids:
+                os.kill(pool.pids[0], 9)
+
+    assert done == 100
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_functions_from_anywhere(method):
+    """Lambdas, closures, classes of this function, partials, methods; by value where a worker could not import them."""
+    offset = 7
+
+    class Local:
+        def __init__(self, value: int) -> None:
+            self.value = value
+
+        def more(self) -> Local:
+            return Local(self.value + offset)
+
+    with Pool(2, method) as pool:
+        assert pool.submit(lambda: offset).result(DEADLINE_S) == 7
+        assert pool.submit(Local(1).more).result(DEADLINE_S).value == 8
+        assert pool.submit(functools.partial(deeds.add, 1, two=offset)).result(DEADLINE_S) == 8
+        assert list(pool.map(lambda n: n + offset, range(3))) == [7, 8, 9]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_arrays_come_back_as_they_were(method):
+    with Pool(2, method) as pool:
+        big, small = pool.submit(np.arange, 1_000_000), pool.submit(np.arange, 10)
+        assert np.array_equal(big.result(DEADLINE_S), np.arange(1_000_000))
+        assert np.array_equal(small.result(), np.arange(10))
+        given = np.random.default_rng(0).random((300, 1000))
+        assert np.array_equal(pool.submit(np.negative, given).result(DEADLINE_S), -given)
+        big.result()[0] = 5  # it is ours
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_initializer_runs_first_and_its_failure_is_told(method, capfd):
+    with Pool(1, method, os.putenv, ("HOLDFAST_TEST", "x")) as pool:
+        assert pool.submit(subprocess.getoutput, "echo $HOLDFAST_TEST").result(DEADLINE_S) == "x"
+    with Pool(2, method, deeds.fail_to_begin) as pool:
+        with pytest.raises(BrokenProcessPool, match="no way to begin"):
+            pool.submit(deeds.square, 1).result(DEADLINE_S)
+        with pytest.raises(BrokenProcessPool):
+            pool.submit(deeds.square, 1)
+
+
+def test_an_exception_is_tried_again_where_the_policy_says_so(tmp_path):
+    policy = FaultPolicy(retry_on=OSError, retries=2, backoff_s=0.0)
+
+    def flaky(number: int) -> int:
+        deeds.note(str(tmp_path), number)
+        if deeds.begun(tmp_path)[number] < 3:
+            raise OSError("not yet")
+        return number
+
+    with Pool(2, faults=policy) as pool:
+        assert list(pool.map(flaky, range(5))) == list(range(5))
+    assert deeds.begun(tmp_path) == dict.fromkeys(range(5), 3)
+
+
+def test_asyncio_runs_in_it():
+    async def work(pool: Pool) -> list[Any]:
+        loop = asyncio.get_running_loop()
+        calls = [loop.run_in_executor(pool, deeds.square, n) for n in range(10)]
+        died = loop.run_in_executor(pool, deeds.die, "SIGKILL")
+        return await asyncio.gather(*calls, died, return_exceptions=True)
+
+    with Pool(2) as pool:
+        *squares, error = asyncio.run(work(pool))
+
+    assert squares == [n * n for n in range(10)]
+    assert isinstance(error, TaskCrashedError)
+
+
+def test_shutdown_finishes_or_cancels_what_was_submitted():
+    pool = Pool(1)
+    futures = [pool.submit(time.sleep, 0.01) for _ in range(20)]
+    pool.shutdown(wait=False)
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        pool.submit(deeds.square, 1)
+    assert [future.result(DEADLINE_S) for future in futures] == [None] * 20
+
+    with Pool(1) as pool:
+        first = pool.submit(time.sleep, 0.2)
+        assert wait_until(first.running, DEADLINE_S)
+        rest = [pool.submit(deeds.square, n) for n in range(50)]
+        pool.shutdown(cancel_futures=True)
+        assert first.result() is None
+        assert all(future.cancelled() for future in rest[5:])
+        with pytest.raises(CancelledError):
+            rest[-1].result()
+
+
+def test_a_pool_that_nobody_holds_finishes_and_goes():
+    pool = Pool(2)
+    futures = [pool.submit(time.sleep, 0.01) for _ in range(10)]
+    pids = pool.pids
+    del pool
+    gc.collect()
+
+    assert [future.result(DEADLINE_S) for future in futures] == [None] * 10
+    assert wait_until(lambda: not any(map(psutil.pid_exists, pids)), DEADLINE_S)
+    assert wait_until(lambda: "holdfast-pool" not in [t.name for t in threading.enumerate()], DEADLINE_S)
+
+
+PROGRAM = """
+import os, sys, time
+from holdfast import Pool
+def work(n):
+    time.sleep(0.05)
+    os.write(1, b"done %d\\n" % n)
+if __name__ == "__main__":
+    pool = Pool(2, sys.argv[1])
+    for n in range(6):
+        pool.submit(work, n)
+"""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_was_submitted_is_finished_when_the_program_ends(method, tmp_path):
+    """As with concurrent.futures: nobody waits, and nothing is lost. The function is the main module's own."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    ended = subprocess.run(
+        [sys.executable, str(tmp_path / "program.py"), method],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == [f"done {n}" for n in range(6)]
+
+
+def test_what_it_takes_is_checked():
+    for arguments, words in [
+        ({"max_workers": 0}, "greater than 0"),
+        ({"max_workers": "two"}, "whole number"),
+        ({"initializer": 3}, "callable"),
+        ({"memory_limit": "lots"}, "memory_limit"),
+        ({"faults": "skip"}, "FaultPolicy"),
+        ({"max_tasks_per_child": 0}, ">= 1"),
+    ]:
+        with pytest.raises((ValueError, TypeError), match=words):
+            Pool(**arguments)  # type: ignore[arg-type]
+    with Pool(1) as pool:
+        for options, words in [({"chunksize": 0}, "chunksize"), ({"faults": "no"}, "faults"), ({"in_flight": 0}, "in")]:
+            with pytest.raises(ValueError, match=words):
+                pool.map(deeds.square, [1], **options)
+    assert holdfast.Pool is Pool
+    assert Path(deeds.__file__).exists()
