@@ -24,7 +24,7 @@ from holdfast._fleet.runner import Concluded, Runner
 from holdfast._forensics.ledger import Ledger
 from holdfast.engines.choice import make_engine
 from holdfast.engines.watch import WatchSettings
-from holdfast.incident import Incident
+from holdfast.incident import Incident, IncidentKind
 from holdfast.limits import Limits
 from holdfast.pool.door import Door
 from holdfast.pool.failing import PoolBrokenError, error_of
@@ -288,6 +288,7 @@ class Manager:
                 item.fail(error)
             return
         again = []
+        condemned = {p: incident for p, incident in condemned.items() if incident.kind is not IncidentKind.EXCEPTION}
         for position, part in enumerate(part for item in chunk.items for part in item.split()):
             if position in condemned or position in chunk.unsendable:
                 part.fail(_error(position, chunk.unsendable, condemned))
