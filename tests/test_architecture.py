@@ -34,6 +34,7 @@ ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
 ALLOWED_SIDEWAYS = {("_worker", "_transport")}
 PURE = {
     *("_fleet/machine.py", "_fleet/policy.py", "_fleet/growth.py", "_forensics/verdict.py", "_metrics/fold.py"),
+    "_fleet/breaker.py",
     *(f"_forensics/rules/{name}.py" for name in ("aborts", "faults", "growth", "hangs", "instructions", "kills")),
     *("_forensics/rules/python.py", "_forensics/rules/starts.py", "_forensics/frames.py"),
 }

@@ -22,6 +22,7 @@ _HOMES = {
     "Statistics": "holdfast.statistics",
     "Webhook": "holdfast._forensics.alerts",
     "HoldfastError": "holdfast.errors",
+    "SourceUnavailableError": "holdfast.errors",
     "ForkedLoaderError": "holdfast.errors",
     "TooManyFaultsError": "holdfast.errors",
     "WorkerCrashedError": "holdfast.errors",
@@ -39,6 +40,7 @@ __all__ = [
     "SharedDict",
     "SharedList",
     "SharedPart",
+    "SourceUnavailableError",
     "Statistics",
     "TooManyFaultsError",
     "Webhook",
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from holdfast.errors import (
         ForkedLoaderError,
         HoldfastError,
+        SourceUnavailableError,
         TooManyFaultsError,
         WorkerCrashedError,
         WorkerHungError,

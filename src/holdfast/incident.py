@@ -34,6 +34,7 @@ class Stage(enum.IntEnum):
     LEAVING = 9
     DELIVERING = 10  # handing a packed batch to the trainer
     AT_WORK = 11  # one of fetching, collating, sending: which one, nobody can say
+    PROBING = 12  # fetching a sample that nobody asked for, to see whether the source answers
 
     @property
     def words(self) -> str:
@@ -53,6 +54,7 @@ _STAGE_WORDS = {
     Stage.LEAVING: "leaving",
     Stage.DELIVERING: "handing a batch over",
     Stage.AT_WORK: "working on a batch",
+    Stage.PROBING: "probing whether the source of its samples answers",
 }
 
 
@@ -168,6 +170,7 @@ class IncidentKind(str, enum.Enum):
     START = "failed start"
     GROWTH = "growth"  # nothing died yet: a worker's memory grows and grows
     RECYCLED = "recycled"  # nothing went wrong: a worker left on time, and a fresh one took its place
+    BREAKER = "breaker"  # the source of the samples is gone, or back
 
     def __str__(self) -> str:
         return self.value
@@ -202,6 +205,7 @@ class Incident:
     recycled: str = ""  # why a worker was asked to leave: «its memory reached 180 MiB of 200 MiB»
     hung: bool = False  # it was ended because it hung
     stuck: bool = False  # a stream that cannot step over this sample: the rest of it is out of reach
+    source: str = ""  # what the circuit breaker found: «the source is gone: 4 different samples raised OSError: …»
 
     @property
     def crash(self) -> CrashRecord | None:
@@ -236,6 +240,8 @@ class Incident:
             return f"grows by {in_words(self.evidence.growth.bytes_per_batch)} per batch"
         if self.kind is IncidentKind.RECYCLED:
             return f"was recycled: {self.recycled}"
+        if self.kind is IncidentKind.BREAKER:
+            return self.source
         if self.kind is IncidentKind.HANG or (self.hung and self.exit):
             return f"hung for {self.in_hand.seconds:.1f} s"
         if self.kind is IncidentKind.SUSPECTED_HANG:
@@ -258,6 +264,8 @@ class Incident:
         return stage.words
 
     def __str__(self) -> str:
+        if self.kind is IncidentKind.BREAKER:
+            return f"{self.source}: {self.action}"
         head = f"worker {self.slot} {self.cause}"
         if self.kind in (IncidentKind.RECYCLED, IncidentKind.GROWTH):
             return head

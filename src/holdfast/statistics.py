@@ -41,6 +41,7 @@ class Statistics:
     incidents: int = 0
     cell_bytes: int = 0  # shared memory of all batches, those too that you still hold after their worker is gone
     slots: tuple[SlotStatistics, ...] = ()
+    breaker: str = "closed"  # or «open since 12 s: ConnectionRefusedError: …», or «given up after 300 s: …»
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -20,6 +20,7 @@ from typing import Any
 
 from holdfast import records as r
 from holdfast._fleet import incidents
+from holdfast._fleet.breaker import Breaker
 from holdfast._fleet.halving import Halving
 from holdfast._fleet.policy import Intensity, too_many_bad
 from holdfast._fleet.state import Question, Slot, Task
@@ -29,7 +30,8 @@ from holdfast.settings import FaultPolicy
 
 LEAST_STARTS = 3  # a worker that dies while it starts gets so many tries, whatever the policy
 MOST_SENT = 16  # tasks that wait at a worker; the rest waits here, where it costs no descriptor
-_OWN_STAGES = (Stage.IDLE, Stage.LEAVING, Stage.WAITING, Stage.DELIVERING)  # no user code runs
+# No user code runs, or (probing) such that nobody asked for: no sample is to blame.
+_OWN_STAGES = (Stage.IDLE, Stage.LEAVING, Stage.WAITING, Stage.DELIVERING, Stage.PROBING)
 _START_STAGES = (Stage.STARTING, Stage.PREPARING, Stage.FORWARDING)
 
 
@@ -48,6 +50,7 @@ class Machine:
         self.bad = 0
         self.drawn = 0
         self._intensity = Intensity(policy.max_restarts, policy.restart_window_s)
+        self.breaker = Breaker(policy)
         self._questions: dict[int, Question] = {}
         self._tickets = 0
         self._actions: list[Action] = []
@@ -62,6 +65,8 @@ class Machine:
             r.WorkerGrew: self._worker_grew,
             r.DecisionAsked: self._decision_asked,
             r.DecisionMade: self._decision_made,
+            r.SourceDoubted: self._source_doubted,
+            r.SourceProbed: self._source_probed,
             r.EpochBegan: self._epoch_began,
         }
 
@@ -128,6 +133,10 @@ class Machine:
             self._note_failures(task, slot, event.failures, now)
             if self.given_up:
                 return
+        elif not task.excluded and not task.substitutes:
+            self.breaker.good_batch = event.seq
+            if self.breaker.deserted:
+                self._heed(self.breaker.close(now))
         if event.ended:
             self._end_stream(slot)
         else:
@@ -191,6 +200,7 @@ class Machine:
             return
         started = slot.state == "ready"
         slot.state = "empty"
+        self._heed(self.breaker.exited(slot.number, now))
         if slot.retired:
             return
         if event.recycled:
@@ -430,9 +440,22 @@ class Machine:
             if not self.given_up:
                 self._send_queued(slot)
 
+    def _source_doubted(self, event: r.SourceDoubted, now: float) -> None:
+        if self._current(event.slot, event.incarnation, event.seq) is not None:
+            self._heed(self.breaker.doubted(event, now))
+
+    def _source_probed(self, event: r.SourceProbed, now: float) -> None:
+        self._heed(self.breaker.probed(event, now))
+
+    def _heed(self, actions: list[Action]) -> None:
+        """What the breaker says is done."""
+        self._actions += actions
+        self.given_up = self.given_up or any(isinstance(action, r.GiveUp) for action in actions)
+
     def _epoch_began(self, event: r.EpochBegan, now: float) -> None:
         self.tasks.clear()
         self._questions.clear()
+        self.breaker.reset()
         self.bad = self.drawn = 0
         for slot in self.slots:
             slot.queue.clear()

@@ -18,7 +18,7 @@ log = logging.getLogger("holdfast")
 
 def perform(incident: Incident) -> Incident:
     """The incident with its verdict."""
-    if incident.verdict is not None or incident.kind is IncidentKind.RECYCLED:  # which is no death
+    if incident.verdict is not None or incident.kind in (IncidentKind.RECYCLED, IncidentKind.BREAKER):  # no death
         return incident
     incident = _examined(incident)
     try:

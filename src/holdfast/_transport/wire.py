@@ -30,6 +30,7 @@ class Kind(enum.IntEnum):
     ASSIGN = 5
     REST = 6
     FREED = 7
+    SOURCE = 8
     # worker → trainer
     READY = 16
     RESULT = 17
@@ -40,6 +41,8 @@ class Kind(enum.IntEnum):
     SURVIVED = 22
     ENDED = 23
     EMPTY = 24
+    DOUBT = 25
+    PROBED = 26
     # trainer → zygote
     FORK = 32
     KILL = 33

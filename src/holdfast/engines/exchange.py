@@ -141,6 +141,11 @@ class Exchange:
         if worker is not None:
             worker.channel.send(Kind.ANSWER, parts=[decision.value.encode()])
 
+    def answer_doubt(self, answer: r.AnswerDoubt) -> None:
+        worker = self._worker(answer.slot, answer.incarnation)
+        if worker is not None:
+            worker.channel.send(Kind.SOURCE, parts=[wire.dump(answer)])
+
     def step_over(self, slot: int, count: int, killers: frozenset[int]) -> None:
         kept = self._memories[slot]
         kept.steps = (*kept.steps, (count, killers))
@@ -210,6 +215,10 @@ class Exchange:
             news.append((r.TaskErrored(slot, incarnation, frame.seq, failure, side.failures, bool(frame.extra)), None))
         elif kind == Kind.ASK:
             news.append((r.DecisionAsked(slot, incarnation, worker.pid, frame.seq, wire.load(frame.body)), None))
+        elif kind == Kind.DOUBT:
+            news.append((r.SourceDoubted(slot, incarnation, worker.pid, frame.seq, *wire.load(frame.body)), None))
+        elif kind == Kind.PROBED:
+            news.append((r.SourceProbed(slot, incarnation, worker.pid, frame.seq, *wire.load(frame.body)), None))
         elif kind == Kind.UNPREPARED:
             worker.unprepared = wire.load(frame.body)
         elif kind == Kind.EPOCH_BEGUN:

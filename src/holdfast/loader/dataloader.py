@@ -8,6 +8,7 @@ Never   means anything else by an argument than torch does.
 from __future__ import annotations
 
 import inspect
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -161,6 +162,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             incidents=len(ledger.incidents),
             cell_bytes=iterator.cell_bytes if iterator is not None else 0,
             slots=iterator.slot_statistics() if iterator is not None else (),
+            breaker=ledger.breaker.words(time.monotonic()) if ledger.breaker is not None else "closed",
         )
 
     def __getstate__(self) -> dict[str, Any]:

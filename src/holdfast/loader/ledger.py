@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from holdfast import tables
+from holdfast._fleet.breaker import Breaker
 from holdfast._forensics import journal
 from holdfast.evidence import NO_EVIDENCE
 from holdfast.incident import Incident, IncidentKind
@@ -114,6 +115,8 @@ class Ledger:
         self.retries = 0
         self.replaced = 0
         self.recycled = 0
+        self.goods: tuple[Any, ...] = ()  # indices of samples that were fetched well in an earlier epoch
+        self.breaker: Breaker | None = None  # of the epoch that runs
         self._summed_up = 0  # incidents that a summary has told of
         self._complained: set[int] = set()  # listeners that have failed, and the log has said so
 
