@@ -26,13 +26,21 @@ from simulated_fleet import NO_LIMITS, RULES, STEPS, Fleet, World, interpret, wo
     retries=st.integers(0, 2),
     max_restarts=st.sampled_from([2, 10**9]),
     max_bad=st.sampled_from([None, 1, 0.1]),
+    patience=st.sampled_from([None, 0, 4]),
     last_word=st.sampled_from([Decision.SKIP, Decision.RAISE, Decision.REPLACE]),
 )
-def test_any_order_of_events_ends_in_a_lawful_state(world, steps, rule, retries, max_restarts, max_bad, last_word):
+def test_any_order_of_events_ends_in_a_lawful_state(
+    world, steps, rule, retries, max_restarts, max_bad, patience, last_word
+):
     """Each task is concluded exactly once, or the fleet given up exactly once; the laws of sending are never broken."""
     slots, world = world
     policy = FaultPolicy(
-        on_error=RULES[rule], retries=retries, max_restarts=max_restarts, restart_window_s=5, max_bad=max_bad
+        on_error=RULES[rule],
+        retries=retries,
+        max_restarts=max_restarts,
+        restart_window_s=5,
+        max_bad=max_bad,
+        breaker_patience=patience,
     )
     fleet = Fleet(slots, policy, world)
 
@@ -45,7 +53,7 @@ def test_any_order_of_events_ends_in_a_lawful_state(world, steps, rule, retries,
 @settings(max_examples=300)
 @given(world=worlds(poison=False, streams=False), steps=STEPS, rule=st.sampled_from(sorted(RULES)))
 def test_everything_is_delivered_when_finitely_many_workers_die_by_chance(world, steps, rule):
-    """Without limits, and with as many tries as there are accidents, deaths cost nothing."""
+    """Without limits, and with as many tries as there are accidents, deaths and doubts cost nothing."""
     slots, world = world
     fleet = Fleet(slots, FaultPolicy(on_error=RULES[rule], retries=len(steps), **NO_LIMITS), world)
 
