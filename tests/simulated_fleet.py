@@ -82,6 +82,7 @@ class Fleet:
         self.exits: list[float] = []
         self.history: list[Any] = []
         self.taken: dict[int, int] = defaultdict(int)  # batches that a slot's stream has given
+        self.leavers: deque[int] = deque()
         self._obey(self.machine.begin())
 
     # what the machine wants
@@ -151,6 +152,9 @@ class Fleet:
         assert action.pause_s >= 0
         worker.probes = action.word is SourceWord.PROBE
         worker.doubts = worker.probes
+        if action.word is SourceWord.LEAVE:
+            self.leavers.append(action.slot)
+            worker.doubts = True  # it does nothing any more
         assert sum(w is not None and w.probes for w in self.workers) <= 1, "two probes at a time"
 
     def _obey_StepOver(self, action: r.StepOver) -> None:
@@ -189,6 +193,10 @@ class Fleet:
         if worker is not None and worker.probes:
             self.probe(slot, works=True)
             return True
+        if slot in self.leavers:
+            self.leavers.remove(slot)
+            self.die(slot, Stage.LEAVING, recycled="the source is gone")
+            return True
         if worker is None or worker.waits:
             return False
         if not worker.ready:
@@ -223,6 +231,8 @@ class Fleet:
         if worker is None:
             return
         self.workers[slot] = None
+        if slot in self.leavers:
+            self.leavers.remove(slot)
         self.exits.append(self.now)
         in_hand = InHand(stage, seq, position)
         self.tell(r.WorkerExited(slot, worker.incarnation, 1, Exit(signal=9), in_hand, **more))

@@ -23,7 +23,7 @@ from holdfast.records import SourceWord
 from holdfast.settings import FaultPolicy
 from simulated_fleet import failure
 
-PROBE, AGAIN, CONDEMN = SourceWord
+PROBE, AGAIN, CONDEMN, LEAVE = SourceWord
 
 
 def breaker(**policy: Any) -> Breaker:
@@ -79,11 +79,35 @@ def test_one_probes_after_the_other_and_pauses_grow():
         last = it.doubted(doubt(slot), 0.0)
     assert answers(last) == []
 
-    turns = [it.probed(probe(slot), 0.0) for slot in (0, 1, 2, 0)]
+    turns = [it.probed(probe(slot), 0.0) for slot in (0, 1)]
 
-    assert [answers(actions) for actions in turns] == [[(1, PROBE)], [(2, PROBE)], [(0, PROBE)], [(1, PROBE)]]
-    assert [pauses(actions) for actions in turns] == [[2.0], [4.0], [4.0], [4.0]]
-    assert [told(actions) for actions in turns] == [[]] * 4
+    assert [answers(actions) for actions in turns] == [[(1, PROBE)], [(2, PROBE)]]
+    assert [pauses(actions) for actions in turns] == [[2.0], [4.0]]
+    assert [told(actions) for actions in turns] == [[], []]
+
+
+def test_every_third_prober_makes_room_for_a_fresh_worker():
+    """What it holds open may be dead though the source is back; the others go on probing."""
+    it = breaker(breaker_patience=None)
+    it.doubted(doubt(0), 0.0)
+    it.doubted(doubt(1), 0.0)
+    for slot in (0, 1):
+        it.probed(probe(slot), 0.0)
+
+    actions = it.probed(probe(0), 0.0)
+
+    assert answers(actions) == [(0, LEAVE), (1, PROBE)]
+    assert it.exited(0, 0.0) == []
+    assert answers(it.probed(probe(1, works=True), 1.0)) == [(1, AGAIN)]
+
+
+def test_nobody_leaves_where_the_trainer_itself_probes():
+    """num_workers=0: it goes on by itself."""
+    it = breaker(breaker_patience=None)
+    it.replaceable = False
+    it.doubted(doubt(0), 0.0)
+
+    assert [answers(it.probed(probe(0), 0.0)) for _ in range(7)] == [[(0, PROBE)]] * 7
 
 
 def test_everybody_tries_again_when_a_probe_succeeds():
@@ -225,12 +249,12 @@ def test_nobody_waits_for_ever_whatever_happens(steps, patience):
             assert slot in waiting
             if word is PROBE:
                 probing.add(slot)
-            else:
+            else:  # it goes on, or leaves
                 waiting.remove(slot)
         given_up += sum(isinstance(a, r.GiveUp) for a in actions)
         if given_up:
             break
-        assert len(probing) == min(1, len(waiting))
+        assert len(probing) == min(1, len(waiting)), "somebody waits, and nobody probes"
         assert opened - closed == (it.state is State.OPEN)
 
     assert given_up == (it.state is State.GIVEN_UP) <= 1

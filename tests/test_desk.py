@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
 
@@ -16,6 +17,7 @@ from holdfast._transport import wire
 from holdfast._transport.cells import Arena
 from holdfast._transport.wire import Kind
 from holdfast._worker.loop import Desk
+from holdfast.loader.source import Source
 from holdfast.records import AnswerDoubt, SourceWord
 from simulated_fleet import failure
 
@@ -106,3 +108,17 @@ def test_tasks_wait_in_their_order_while_the_trainer_is_consulted(ends):
     assert [desk.next_frame().seq for _ in range(2)] == [1, 2]
     (frame,) = trainer.receive()
     assert (frame.kind, wire.load(frame.body)) == (Kind.DOUBT, (failure(3), ("5",), (3,), True))
+
+
+def test_a_probe_leaves_random_state_as_it_was(ends):
+    """Samples that are condemned after a probe leave the same random numbers to those that follow."""
+    desk, _ = ends
+    source = Source(lambda index: random.random())
+    source.went_well(1)
+    source.failed(2, ValueError("bad"))
+    before = random.getstate()
+
+    assert not source.was_gone(desk, 0, failure(3), (3,))
+
+    assert random.getstate() == before
+    assert not source.is_unsure

@@ -250,6 +250,7 @@ class SourceWord(str, enum.Enum):
     PROBE = "probe"  # see whether it answers, after a pause
     AGAIN = "again"  # it answers: do the batch again
     CONDEMN = "condemn"  # nothing speaks for it: the samples themselves are bad
+    LEAVE = "leave"  # a fresh worker may reach it where this one's files and connections are dead
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from faults.sources import (
     SIZE,
     Files,
     FilesAtOnce,
+    Held,
     Home,
     Served,
     Trapped,
@@ -260,6 +261,26 @@ def test_nobody_is_blamed_when_a_probe_hangs(home: Home) -> None:
     assert dict(loader.quarantine) == {}
     (hang,) = loader.incidents
     assert "while probing whether the source of its samples answers: replaced" in str(hang)
+
+
+def test_workers_are_replaced_when_what_they_hold_open_is_dead(home: Home) -> None:
+    """The source is back, but not for them: fresh ones reach it, and go on bit for bit."""
+    expected = undisturbed(home, Held(home.path), "fork")
+    loader: list[Any] = []
+
+    def take_away() -> None:
+        home.replace_by_copy()
+        home.open_gate()
+
+    loader += [make_loader(Held(home.path), "fork", on_incident=once_open(loader, home.bring_back))]
+    delivered = disturbed(loader[0], take_away)
+
+    assert delivered == expected
+    assert dict(loader[0].quarantine) == {}
+    assert {i.slot for i in loader[0].incidents if i.kind is IncidentKind.RECYCLED} == {0, 1}
+    recycled = next(i for i in loader[0].incidents if i.kind is IncidentKind.RECYCLED)
+    assert "the source of its samples is gone, and a fresh worker may be the first to reach it" in str(recycled)
+    assert loader[0].statistics().restarts == 0
 
 
 def test_workers_that_wait_leave_when_the_loop_is_left(home: Home) -> None:

@@ -43,6 +43,7 @@ class Reason(enum.IntEnum):
     GROWTH = 3  # its memory has grown by so much
     MEMORY = 4  # its memory is near its limit
     REFUSED = 5  # it was refused memory, and ended with a sample in hand
+    SOURCE = 6  # the source of its samples does not answer it
 
 
 class BlackBox:

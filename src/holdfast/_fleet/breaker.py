@@ -8,7 +8,8 @@ Never   a process, a file, a lock, the clock; it has no timers: the worker that 
                      └ closed: it answers, or        └────→ given up  the last probe within the patience failed
                        too few fail alike
 
-One worker probes at a time, the others wait. When its probe fails, or it dies of it, it is the next one's turn.
+One worker probes at a time, the others wait. When its probe fails, or it dies of it, it is the next one's turn. After
+every third probe that fails the prober is replaced: what it holds open may be dead though the source is back.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from holdfast.records import Action, SourceWord
 from holdfast.settings import FaultPolicy
 
 ALIKE = 4  # so many different samples that fail alike, and none that works, are no accident
+_FRESH = 3  # so many probes fail, then a fresh worker has its turn
 _LEAST_PAUSE_S = 0.02
 _MOST_DOUBLINGS = 60
 _MOST_NAMED = 10_000
@@ -43,6 +45,7 @@ class Breaker:
 
     def __init__(self, policy: FaultPolicy) -> None:
         self._policy = policy
+        self.replaceable = True  # False: the one who probes is the trainer itself
         self.good_batch = -1  # the last batch of which every sample was good
         self.reset()
 
@@ -104,7 +107,12 @@ class Breaker:
             if event.proven or len(self._samples) >= ALIKE:
                 return self._open(self._asked, now) + self._next_probe(now)
             return self._dismiss(SourceWord.CONDEMN)
-        return self._give_up(now) if self._is_last else self._next_probe(now)
+        if self._is_last:
+            return self._give_up(now)
+        if self.replaceable and self._probes % _FRESH == 0:
+            leaves = r.AnswerDoubt(*self._waiting.pop(), SourceWord.LEAVE)
+            return [leaves, *(self._next_probe(now) if self._waiting else ())]
+        return self._next_probe(now)
 
     def exited(self, slot: int, now: float) -> list[Action]:
         """A worker is gone, perhaps of its probe."""

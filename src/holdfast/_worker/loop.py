@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from holdfast._capture import crash, stacks
-from holdfast._capture.blackbox import BlackBox
+from holdfast._capture.blackbox import BlackBox, Reason
 from holdfast._system import processes
 from holdfast._system.channel import Channel, Frame
 from holdfast._transport import packing, wire
@@ -144,6 +144,11 @@ class Desk:
             self._waiting.extend(self._channel.receive(wait=False))
             if self._channel.closed:
                 raise EOFError
+
+    def leave(self) -> None:
+        """Make room for a fresh worker, which does what this one has in hand."""
+        self.box.retire(Reason.SOURCE, 0, 0)
+        raise EOFError
 
     def _consult(self, kind: Kind, seq: int, question: Any, answer: Kind) -> bytearray:
         self._channel.send(kind, seq, 0, [wire.dump(question)])

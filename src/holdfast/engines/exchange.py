@@ -37,6 +37,8 @@ def _why_recycled(worker: Worker) -> str:
     reason, reached, bound = worker.box.retired
     if worker.status != 0 or reason in (Reason.NONE, Reason.REFUSED):
         return ""
+    if reason is Reason.SOURCE:
+        return "the source of its samples is gone, and a fresh worker may be the first to reach it"
     if reason is Reason.BATCHES:
         return f"it has done {reached} batches"
     if reason is Reason.SAMPLES:

@@ -141,6 +141,9 @@ class InlineEngine:
     def pause(self, seconds: float) -> None:
         time.sleep(seconds)
 
+    def leave(self) -> None:
+        raise AssertionError("nobody takes the trainer's place")
+
     def _consult(self, doubt: r.SourceDoubted | r.SourceProbed, failure: Failure | None) -> r.AnswerDoubt:
         """The machine is at rest while a task is done here: it can be told at once."""
         assert self.runner is not None
@@ -189,6 +192,7 @@ class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
         self._machine = Machine(1, policy)
         self._runner = engine.runner = Runner(engine, self._machine, self._door)
         self._ledger.breaker = self._machine.breaker
+        self._machine.breaker.replaceable = False
         self._runner.begin()
         self._seq = 0
         self._told = False

@@ -56,6 +56,7 @@ class Desk(Protocol):
     ) -> AnswerDoubt: ...
     def tell_probe(self, seq: int, found: Found) -> AnswerDoubt: ...
     def pause(self, seconds: float) -> None: ...
+    def leave(self) -> None: ...
 
 
 class Found(NamedTuple):
@@ -124,6 +125,8 @@ class Source:
         while answer.word is SourceWord.PROBE:
             desk.pause(answer.pause_s)
             answer = desk.tell_probe(seq, self._probe(desk, seq, answer))
+        if answer.word is SourceWord.LEAVE:
+            desk.leave()
         self.goods.extend(answer.goods)
         return answer.word is SourceWord.AGAIN
 
