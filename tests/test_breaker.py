@@ -18,6 +18,9 @@ from hypothesis import strategies as st
 from holdfast import Incident, IncidentKind, SourceUnavailableError, TooManyFaultsError, errors
 from holdfast import records as r
 from holdfast._fleet.breaker import ALIKE, Breaker, State
+from holdfast.incident import InHand, Stage
+from holdfast.loader.door import Door
+from holdfast.loader.ledger import Ledger
 from holdfast.loader.source import IN_A_ROW, RATE, Source, cause_of
 from holdfast.records import SourceWord
 from holdfast.settings import FaultPolicy
@@ -321,6 +324,26 @@ def test_running_out_of_memory_is_no_fault_of_the_source():
 
     assert not source.is_suspect
     assert not source.is_unsure
+
+
+def test_probes_are_samples_that_were_good_and_none_that_kill():
+    """Of this epoch, else of an earlier one; the others are drawn by chance."""
+    door = Door(Ledger(), FaultPolicy(), None, stream=False, batched=True)  # type: ignore[arg-type]
+    door.pool = range(10, 20)
+    door.draw(0, [1, 2, 3])
+    assert door.probes(-1)[0] == ()
+    goods, others = door.probes(0)
+    assert goods == (1, 3)
+    assert others
+    assert set(others) <= set(door.pool)
+
+    door.remember(0)
+    door.begin_epoch(range(10, 20))
+    assert door.probes(-1)[0] == (1, 3)
+    crash = Incident(IncidentKind.CRASH, 0, 1, 1, 0, InHand(Stage.FETCHING, 0, 0), indices=(3,))
+    for deadly in (3, *range(10, 20)):
+        door.ledger.quarantine.put(deadly, crash)
+    assert door.probes(-1) == ((1,), ())
 
 
 # ---------------------------------------------------------------- the error

@@ -12,6 +12,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast._fleet.breaker import State
 from holdfast.incident import Decision
 from holdfast.records import MOST_SUBSTITUTES, Outcome
 from holdfast.settings import FaultPolicy
@@ -65,6 +66,30 @@ def test_everything_is_delivered_when_finitely_many_workers_die_by_chance(world,
     assert set(fleet.outcomes.values()) <= {Outcome.DELIVERED}
     assert len(fleet.outcomes) == len(world.sizes)
     assert fleet.quarantined == []
+
+
+@settings(max_examples=300)
+@given(
+    world=worlds(poison=False, streams=False),
+    steps=st.lists(
+        st.tuples(st.sampled_from([0, 5, 10, 18, 19]), st.integers(0, 2), st.integers(0, 5), st.integers(0, 3)),
+        max_size=60,
+    ),
+)
+def test_everything_is_delivered_when_workers_doubt_their_source_and_die(world, steps):
+    """Whoever waits, probes, leaves or dies: in the end the breaker is closed, and nobody was condemned."""
+    slots, world = world
+    fleet = Fleet(slots, FaultPolicy(on_error="skip", **NO_LIMITS), world)
+    for _ in world.sizes:
+        fleet.submit()
+
+    interpret(fleet, steps)
+    fleet.settle()
+
+    fleet.check_lawful_end()
+    assert set(fleet.outcomes.values()) == {Outcome.DELIVERED}
+    assert fleet.quarantined == []
+    assert fleet.machine.breaker.state is State.CLOSED
 
 
 @settings(max_examples=300)
