@@ -18,10 +18,10 @@ from holdfast._fleet.dealing import MOST_SENT
 from holdfast._fleet.machine import Machine
 from holdfast.evidence import Evidence, Oom, Surroundings
 from holdfast.incident import Decision, Exit, Failure, InHand, Stage
-from holdfast.records import Outcome, Plan
+from holdfast.records import Outcome, Plan, SourceWord
 from holdfast.settings import FaultPolicy
 
-NO_LIMITS = {"max_restarts": 10**9, "max_bad": None}
+NO_LIMITS = {"max_restarts": 10**9, "max_bad": None, "breaker_patience": None}
 
 
 def failure(position: int = -1, decision: Decision | None = None, **more: Any) -> Failure:
@@ -37,6 +37,13 @@ class SimWorker:
     inbox: deque[r.SendTask] = field(default_factory=deque)
     told_end: bool = False
     dismissed: bool = False
+    doubts: bool = False
+    probes: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """For an answer: it does nothing by itself."""
+        return self.asking or self.doubts
 
 
 @dataclass
@@ -79,6 +86,7 @@ class Fleet:
         self.exits: list[float] = []
         self.history: list[Any] = []
         self.taken: dict[int, int] = defaultdict(int)  # batches that a slot's stream has given
+        self.leavers: deque[int] = deque()
         self._obey(self.machine.begin())
 
     # what the machine wants
@@ -151,6 +159,20 @@ class Fleet:
         assert worker.asking, "an answer to no question"
         worker.asking, worker.answered = False, True
 
+    def _obey_AnswerDoubt(self, action: r.AnswerDoubt) -> None:
+        worker = self.workers[action.slot]
+        assert worker is not None
+        assert worker.incarnation == action.incarnation, "an answer for a dead incarnation"
+        assert worker.doubts, "an answer to no doubt"
+        assert not worker.probes
+        assert action.pause_s >= 0
+        worker.probes = action.word is SourceWord.PROBE
+        worker.doubts = worker.probes
+        if action.word is SourceWord.LEAVE:
+            self.leavers.append(action.slot)
+            worker.doubts = True  # it does nothing any more
+        assert sum(w is not None and w.probes for w in self.workers) <= 1, "two probes at a time"
+
     def _obey_StepOver(self, action: r.StepOver) -> None:
         assert self.world.stream_batches is not None, "only streams are stepped over"
         self.taken[action.slot] += 1
@@ -184,7 +206,14 @@ class Fleet:
     def advance(self, slot: int) -> bool:
         """Let a worker do the next thing that it does by itself; False when there is nothing to do."""
         worker = self.workers[slot]
-        if worker is None or worker.asking:
+        if worker is not None and worker.probes:
+            self.probe(slot, works=True)
+            return True
+        if slot in self.leavers:
+            self.leavers.remove(slot)
+            self.die(slot, Stage.LEAVING, recycled="the source is gone")
+            return True
+        if worker is None or worker.waits:
             return False
         if not worker.ready:
             worker.ready = True
@@ -220,13 +249,15 @@ class Fleet:
         if worker is None:
             return
         self.workers[slot] = None
+        if slot in self.leavers:
+            self.leavers.remove(slot)
         self.exits.append(self.now)
         in_hand = InHand(stage, seq, position)
         self.tell(r.WorkerExited(slot, worker.incarnation, 1, Exit(signal=9), in_hand, **more))
 
     def die_with_next(self, slot: int, stage: Stage, position: int = -1, **more: Any) -> None:
         worker = self.workers[slot]
-        if worker is None or not worker.ready or not worker.inbox or worker.asking or worker.told_end:
+        if worker is None or not worker.ready or not worker.inbox or worker.waits or worker.told_end:
             return
         action = worker.inbox[0]
         live = self.live(action)
@@ -239,7 +270,7 @@ class Fleet:
     def die_idle(self, slot: int) -> None:
         worker = self.workers[slot]
         if worker is not None and worker.ready:
-            self.die(slot, Stage.WAITING if worker.asking else Stage.IDLE)
+            self.die(slot, Stage.PROBING if worker.probes else Stage.WAITING if worker.waits else Stage.IDLE)
 
     def die_starting(self, slot: int, stage: Stage) -> None:
         worker = self.workers[slot]
@@ -254,14 +285,14 @@ class Fleet:
 
     def raise_next(self, slot: int, position: int) -> None:
         worker = self.workers[slot]
-        if worker is not None and worker.ready and worker.inbox and not worker.asking and not worker.told_end:
+        if worker is not None and worker.ready and worker.inbox and not worker.waits and not worker.told_end:
             action = worker.inbox.popleft()
             self.tell(r.TaskErrored(slot, worker.incarnation, action.seq, failure(position % 4)))
 
     def skip_next(self, slot: int, decision: Decision, position: int) -> None:
         """The worker deals with exceptions by itself and delivers, or has nothing left."""
         worker = self.workers[slot]
-        if worker is None or not worker.ready or not worker.inbox or worker.asking or worker.told_end:
+        if worker is None or not worker.ready or not worker.inbox or worker.waits or worker.told_end:
             return
         action = worker.inbox.popleft()
         size = self.world.sizes[action.seq]
@@ -271,9 +302,25 @@ class Fleet:
 
     def ask(self, slot: int) -> None:
         worker = self.workers[slot]
-        if worker is not None and worker.ready and worker.inbox and not worker.asking and not worker.told_end:
+        if worker is not None and worker.ready and worker.inbox and not worker.waits and not worker.told_end:
             worker.asking = True
             self.tell(r.DecisionAsked(slot, worker.incarnation, 1, worker.inbox[0].seq, failure(0)))
+
+    def doubt(self, slot: int, sample: int, *, proven: bool) -> None:
+        """Samples fail, and the worker asks whether it is they or their source."""
+        worker = self.workers[slot]
+        if worker is not None and worker.ready and worker.inbox and not worker.waits and not worker.told_end:
+            worker.doubts = True
+            named, seq = (str(sample),), worker.inbox[0].seq
+            self.tell(r.SourceDoubted(slot, worker.incarnation, 1, seq, failure(0), named, (0,), proven))
+
+    def probe(self, slot: int, *, works: bool, sample: int = 0, proven: bool = False) -> None:
+        worker = self.workers[slot]
+        if worker is not None and worker.probes:
+            worker.probes = False
+            seq = worker.inbox[0].seq
+            found = (True, (1,)) if works else (False, (), failure(0), (str(sample),), proven)
+            self.tell(r.SourceProbed(slot, worker.incarnation, 1, seq, *found))
 
     def answer(self, decision: Decision) -> None:
         if self.questions:
@@ -317,7 +364,7 @@ class Fleet:
             self.submit()
             self.answer(answer)
             progress = [self.advance(slot) for slot in range(len(self.workers))]
-            waiting = any(worker is not None and worker.asking for worker in self.workers)
+            waiting = any(worker is not None and worker.waits for worker in self.workers)
             if (
                 not any(progress)
                 and not self.questions
@@ -333,6 +380,7 @@ class Fleet:
             assert set(self.outcomes) == set(self.submitted), "a task has no end"
             assert self.machine.tasks == {}
             assert self.machine._questions == {}
+            assert not any(worker is not None and worker.waits for worker in self.workers), "a doubt has no answer"
         for seqs in self.delivered_by.values():
             assert seqs == sorted(seqs), "a slot delivered out of order"
         assert self.machine.restarts <= sum(self.incarnations) + len(self.exits)
@@ -355,7 +403,7 @@ def worlds(draw: st.DrawFn, *, poison: bool = True, streams: bool = True) -> tup
 
 
 STEPS = st.lists(
-    st.tuples(st.integers(0, 20), st.integers(0, 2), st.integers(0, MOST_SIZE - 1), st.integers(0, 3)), max_size=60
+    st.tuples(st.integers(0, 22), st.integers(0, 2), st.integers(0, MOST_SIZE - 1), st.integers(0, 3)), max_size=60
 )
 
 DECISIONS = tuple(Decision)
@@ -398,5 +446,10 @@ def interpret(fleet: Fleet, steps: list[tuple[int, int, int, int]], *, accidents
             fleet.tell_memory(slot, scarce=choice < 2, later=position * 20.0)
         elif what == 20:
             fleet.want(position)
-        else:
+        elif what == 17:
             fleet.ask(slot)
+        elif what == 21:
+            fleet.doubt(slot, position, proven=choice == 0)
+        else:
+            for prober in range(len(fleet.workers)):
+                fleet.probe(prober, works=choice == 3, sample=position, proven=choice == 0)

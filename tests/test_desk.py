@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
 
@@ -16,6 +17,9 @@ from holdfast._transport import wire
 from holdfast._transport.cells import Arena
 from holdfast._transport.wire import Kind
 from holdfast._worker.loop import Desk
+from holdfast.loader.source import Source
+from holdfast.records import AnswerDoubt, SourceWord
+from simulated_fleet import failure
 
 
 @pytest.fixture
@@ -75,3 +79,46 @@ def test_the_trainer_s_end_is_noticed_after_its_last_task(ends):
     assert desk.arena.news() == []
     with pytest.raises(EOFError):
         desk.next_frame()
+
+
+def test_a_pause_ends_early_when_the_trainer_hangs_up(ends):
+    """A worker that waits for its source must not keep a job that is over; what came meanwhile is kept."""
+    desk, trainer = ends
+    trainer.send(Kind.TASK, 1)
+    desk.pause(0.001)
+    trainer.send(Kind.TASK, 2)
+    trainer.close()
+
+    with pytest.raises(EOFError):
+        desk.pause(3600.0)
+    assert [desk.next_frame().seq for _ in range(2)] == [1, 2]
+
+
+def test_tasks_wait_in_their_order_while_the_trainer_is_consulted(ends):
+    """A doubt is answered before what was sent earlier is begun."""
+    desk, trainer = ends
+    answer = AnswerDoubt(0, 1, SourceWord.AGAIN, goods=(7,))
+    trainer.send(Kind.TASK, 1)
+    trainer.send(Kind.SOURCE, parts=[wire.dump(answer)])
+    trainer.send(Kind.TASK, 2)
+
+    heard = desk.doubt(0, failure(3), ("5",), (3,), True)
+
+    assert heard == answer
+    assert [desk.next_frame().seq for _ in range(2)] == [1, 2]
+    (frame,) = trainer.receive()
+    assert (frame.kind, wire.load(frame.body)) == (Kind.DOUBT, (failure(3), ("5",), (3,), True))
+
+
+def test_a_probe_leaves_random_state_as_it_was(ends):
+    """Samples that are condemned after a probe leave the same random numbers to those that follow."""
+    desk, _ = ends
+    source = Source(lambda index: random.random())
+    source.went_well(1)
+    source.failed(2, ValueError("bad"))
+    before = random.getstate()
+
+    assert not source.was_gone(desk, 0, failure(3), (3,))
+
+    assert random.getstate() == before
+    assert not source.is_unsure

@@ -12,6 +12,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast._fleet.breaker import State
 from holdfast.incident import Decision
 from holdfast.records import MOST_SUBSTITUTES, Outcome
 from holdfast.settings import FaultPolicy
@@ -26,13 +27,21 @@ from simulated_fleet import NO_LIMITS, RULES, STEPS, Fleet, World, interpret, wo
     retries=st.integers(0, 2),
     max_restarts=st.sampled_from([2, 10**9]),
     max_bad=st.sampled_from([None, 1, 0.1]),
+    patience=st.sampled_from([None, 0, 4]),
     last_word=st.sampled_from([Decision.SKIP, Decision.RAISE, Decision.REPLACE]),
 )
-def test_any_order_of_events_ends_in_a_lawful_state(world, steps, rule, retries, max_restarts, max_bad, last_word):
+def test_any_order_of_events_ends_in_a_lawful_state(
+    world, steps, rule, retries, max_restarts, max_bad, patience, last_word
+):
     """Each task is concluded exactly once, or the fleet given up exactly once; the laws of sending are never broken."""
     slots, world = world
     policy = FaultPolicy(
-        on_error=RULES[rule], retries=retries, max_restarts=max_restarts, restart_window_s=5, max_bad=max_bad
+        on_error=RULES[rule],
+        retries=retries,
+        max_restarts=max_restarts,
+        restart_window_s=5,
+        max_bad=max_bad,
+        breaker_patience=patience,
     )
     fleet = Fleet(slots, policy, world)
 
@@ -45,7 +54,7 @@ def test_any_order_of_events_ends_in_a_lawful_state(world, steps, rule, retries,
 @settings(max_examples=300)
 @given(world=worlds(poison=False, streams=False), steps=STEPS, rule=st.sampled_from(sorted(RULES)))
 def test_everything_is_delivered_when_finitely_many_workers_die_by_chance(world, steps, rule):
-    """Without limits, and with as many tries as there are accidents, deaths cost nothing."""
+    """Without limits, and with as many tries as there are accidents, deaths and doubts cost nothing."""
     slots, world = world
     fleet = Fleet(slots, FaultPolicy(on_error=RULES[rule], retries=len(steps), **NO_LIMITS), world)
 
@@ -57,6 +66,30 @@ def test_everything_is_delivered_when_finitely_many_workers_die_by_chance(world,
     assert set(fleet.outcomes.values()) <= {Outcome.DELIVERED}
     assert len(fleet.outcomes) == len(world.sizes)
     assert fleet.quarantined == []
+
+
+@settings(max_examples=300)
+@given(
+    world=worlds(poison=False, streams=False),
+    steps=st.lists(
+        st.tuples(st.sampled_from([0, 5, 10, 19, 20, 21, 22]), st.integers(0, 2), st.integers(0, 5), st.integers(0, 3)),
+        max_size=60,
+    ),
+)
+def test_everything_is_delivered_when_workers_doubt_their_source_and_die(world, steps):
+    """Whoever waits, probes, leaves or dies: in the end the breaker is closed, and nobody was condemned."""
+    slots, world = world
+    fleet = Fleet(slots, FaultPolicy(on_error="skip", **NO_LIMITS), world)
+    for _ in world.sizes:
+        fleet.submit()
+
+    interpret(fleet, steps)
+    fleet.settle()
+
+    fleet.check_lawful_end()
+    assert set(fleet.outcomes.values()) == {Outcome.DELIVERED}
+    assert fleet.quarantined == []
+    assert fleet.machine.breaker.state is State.CLOSED
 
 
 @settings(max_examples=300)

@@ -58,6 +58,8 @@ REFUSED = [
         ValueError,
         "max_bad is a share between 0.0 and 1.0 when it is a float, got 12.5 (for a count, write max_bad=13)",
     ),
+    ({"breaker_patience": -1}, ValueError, "breaker_patience must be at least 0, got -1"),
+    ({"breaker_patience": "5min"}, TypeError, "breaker_patience must be a number, got '5min'"),
 ]
 
 
@@ -92,6 +94,8 @@ ALLOWED = [
     {"sample_timeout": math.inf},
     {"max_restarts": 0},
     {"max_bad": None},
+    {"breaker_patience": None},
+    {"breaker_patience": 0},
     {"max_bad": 0},
     {"max_bad": 5},
     {"max_bad": 0.0},

@@ -26,6 +26,7 @@ _HOMES = {
     "Statistics": "holdfast.statistics",
     "Webhook": "holdfast._forensics.alerts",
     "HoldfastError": "holdfast.errors",
+    "SourceUnavailableError": "holdfast.errors",
     "ForkedLoaderError": "holdfast.errors",
     "TooManyFaultsError": "holdfast.errors",
     "WorkerCrashedError": "holdfast.errors",
@@ -45,6 +46,7 @@ __all__ = [
     "SharedDict",
     "SharedList",
     "SharedPart",
+    "SourceUnavailableError",
     "Statistics",
     "TaskCrashedError",
     "TaskTimeoutError",
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from holdfast.errors import (
         ForkedLoaderError,
         HoldfastError,
+        SourceUnavailableError,
         TooManyFaultsError,
         WorkerCrashedError,
         WorkerHungError,

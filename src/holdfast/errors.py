@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import signal as _signal
+import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from holdfast.incident import Incident, IncidentKind, first_line
 
@@ -58,8 +60,26 @@ class TooManyFaultsError(HoldfastError, RuntimeError):
 
         return tables.of_incidents(self.incidents)
 
-    def __reduce__(self) -> tuple[type[TooManyFaultsError], tuple[str, tuple[Incident, ...]]]:
+    def __reduce__(self) -> tuple[type[TooManyFaultsError], tuple[Any, ...]]:
         return type(self), (str(self), self.incidents)
+
+
+class SourceUnavailableError(TooManyFaultsError):
+    """Where the samples come from was gone for longer than `breaker_patience`. No sample was condemned for it."""
+
+    def __init__(
+        self,
+        message: str,
+        incidents: Sequence[Incident] = (),
+        incident: Incident | None = None,
+        patience_s: float = 0.0,
+    ) -> None:
+        super().__init__(message, incidents)
+        self.incident = incident  # what was found last
+        self.patience_s = patience_s
+
+    def __reduce__(self) -> tuple[type[TooManyFaultsError], tuple[Any, ...]]:
+        return type(self), (str(self), self.incidents, self.incident, self.patience_s)
 
 
 class ForkedLoaderError(HoldfastError, RuntimeError):
@@ -266,3 +286,39 @@ def _short_cause(incident: Incident) -> str:
     if incident.exit:
         return f"{incident.exit.words} while {incident.in_hand.stage.words}"
     return incident.cause
+
+
+def source_error(
+    text: str, incident: Incident, seen: Sequence[Incident], *, delivered: int, patience_s: float
+) -> SourceUnavailableError:
+    """The error that ends an epoch whose source has been gone for too long. `seen`: the breaker's incidents."""
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seen[0].when if seen else incident.when))
+    rows = [("since", since)]
+    if incident.indices:
+        rows.append(("example", f"{incident.sample}, batch {incident.batch} of epoch {incident.epoch}"))
+    if incident.failure is not None:
+        rows.append(("python", last_frame(incident.failure.traceback)))
+    done = f"{delivered} batch{'' if delivered == 1 else 'es'} delivered"
+    rows.append(("state", f"{done}; no sample was condemned for it: a new epoch fetches them all"))
+    if not delivered:
+        rows.append(("next", "see that paths, hosts and credentials are right: not one batch was ever delivered"))
+    else:
+        rows.append(("next", "see that the disk, mount or host is there again, then start again"))
+    longer = max(600, round(2 * patience_s))
+    rows.append(("", f"FaultPolicy(breaker_patience={longer})   to wait longer; None: for ever"))
+    rows.append(("", "loader.incidents     when it was gone, and when it was back"))
+    body = "\n".join(f"  {name:<8} {line}" for name, line in rows)
+    return SourceUnavailableError(f"{text}\n\n{body}\n", seen, incident, patience_s)
+
+
+def last_frame(traceback: str) -> str:
+    """«dataset.py:88 decode: open(path)» from a traceback as Python prints it."""
+    lines = traceback.splitlines()
+    frames = [at for at, line in enumerate(lines) if line.startswith('  File "') and '", line ' in line]
+    if not frames:
+        return first_line(traceback)
+    at = frames[-1]
+    path, _, rest = lines[at][8:].partition('", line ')
+    number, _, function = rest.partition(", in ")
+    code = lines[at + 1].strip() if at + 1 < len(lines) and lines[at + 1].startswith("    ") else ""
+    return f"{os.path.basename(path)}:{number} {function}" + (f": {first_line(code)}" if code else "")

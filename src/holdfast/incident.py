@@ -34,6 +34,7 @@ class Stage(enum.IntEnum):
     LEAVING = 9
     DELIVERING = 10  # handing a packed batch to the trainer
     AT_WORK = 11  # one of fetching, collating, sending: which one, nobody can say
+    PROBING = 12  # fetching a sample that nobody asked for, to see whether the source answers
 
     @property
     def words(self) -> str:
@@ -53,6 +54,7 @@ _STAGE_WORDS = {
     Stage.LEAVING: "leaving",
     Stage.DELIVERING: "handing a batch over",
     Stage.AT_WORK: "working on a batch",
+    Stage.PROBING: "probing whether the source of its samples answers",
 }
 
 
@@ -169,6 +171,7 @@ class IncidentKind(str, enum.Enum):
     RESIZED = "resized"  # the fleet has become smaller, or larger again, for the memory there is
     GROWTH = "growth"  # nothing died yet: a worker's memory, descriptors or threads go up and up
     RECYCLED = "recycled"  # nothing went wrong: a worker left on time, and a fresh one took its place
+    BREAKER = "breaker"  # the source of the samples is gone, or back
 
     def __str__(self) -> str:
         return self.value
@@ -204,6 +207,7 @@ class Incident:
     hung: bool = False  # it was ended because it hung
     stuck: bool = False  # a stream that cannot step over this sample: the rest of it is out of reach
     noun: str = "sample"  # what the indices name: samples of a dataset, tasks of a pool
+    source: str = ""  # what the circuit breaker found: «the source is gone: 4 different samples raised OSError: …»
 
     @property
     def crash(self) -> CrashRecord | None:
@@ -242,6 +246,8 @@ class Incident:
             return f"was recycled: {self.recycled}"
         if self.kind is IncidentKind.RESIZED:
             return self.recycled
+        if self.kind is IncidentKind.BREAKER:
+            return self.source
         if self.kind is IncidentKind.HANG or (self.hung and self.exit):
             return f"hung for {self.in_hand.seconds:.1f} s"
         if self.kind is IncidentKind.SUSPECTED_HANG:
@@ -264,6 +270,8 @@ class Incident:
         return stage.words
 
     def __str__(self) -> str:
+        if self.kind is IncidentKind.BREAKER:
+            return f"{self.source}: {self.action}"
         head = f"worker {self.slot} {self.cause}"
         if self.kind in (IncidentKind.RECYCLED, IncidentKind.GROWTH):
             return head

@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from holdfast.evidence import NO_EVIDENCE, Evidence
 from holdfast.incident import Decision, Exit, Failure, Incident, InHand
@@ -134,6 +134,35 @@ class DecisionMade:
 
 
 @dataclass(frozen=True)
+class SourceDoubted:
+    """Samples of a batch failed, and none was fetched well after them: is it they, or where they come from?"""
+
+    slot: int
+    incarnation: int
+    pid: int
+    seq: int
+    failure: Failure  # the last one
+    samples: tuple[str, ...]  # which failed alike, in words
+    positions: tuple[int, ...]  # which of the batch
+    proven: bool  # a sample that had been fetched well before fails alike now
+
+
+@dataclass(frozen=True)
+class SourceProbed:
+    """What a worker found that was told to probe."""
+
+    slot: int
+    incarnation: int
+    pid: int
+    seq: int
+    works: bool
+    goods: tuple[Any, ...] = ()  # indices that work
+    failure: Failure | None = None
+    samples: tuple[str, ...] = ()  # which failed alike
+    proven: bool = False  # one of them had been fetched well before
+
+
+@dataclass(frozen=True)
 class EpochBegan:
     epoch: int
 
@@ -151,6 +180,8 @@ Event: TypeAlias = (
     | SizeWanted
     | DecisionAsked
     | DecisionMade
+    | SourceDoubted
+    | SourceProbed
     | EpochBegan
 )
 
@@ -241,10 +272,31 @@ class StepOver:
     killers: frozenset[int] = frozenset()  # positions that must not even be fetched
 
 
+class SourceWord(str, enum.Enum):
+    """What a worker is told that doubts its source."""
+
+    PROBE = "probe"  # see whether it answers, after a pause
+    AGAIN = "again"  # it answers: do the batch again
+    CONDEMN = "condemn"  # nothing speaks for it: the samples themselves are bad
+    LEAVE = "leave"  # a fresh worker may reach it where this one's files and connections are dead
+
+
+@dataclass(frozen=True)
+class AnswerDoubt:
+    slot: int
+    incarnation: int
+    word: SourceWord
+    pause_s: float = 0.0
+    good_batch: int = -1  # the last one of which every sample was good
+    goods: tuple[Any, ...] = ()  # indices that were fetched well before
+    others: tuple[Any, ...] = ()  # indices of which nothing is known
+
+
 class LimitKind(str, enum.Enum):
     RESTARTS = "restarts"
     BAD_SAMPLES = "bad samples"
     STARTS = "starts"
+    PATIENCE = "patience"
 
 
 @dataclass(frozen=True)
@@ -263,6 +315,7 @@ Action: TypeAlias = (
     | PutInQuarantine
     | AskPolicy
     | AnswerWorker
+    | AnswerDoubt
     | StepOver
     | GiveUp
 )

@@ -38,6 +38,8 @@ class FaultPolicy:
     max_restarts    so many restarts within restart_window_s seconds end the epoch with TooManyFaultsError
     max_bad         so many bad samples (int), or this share of the samples drawn (float; looked at
                     once there are 20 bad ones), end the epoch with TooManyFaultsError; None: no limit
+    breaker_patience  seconds that are waited for a source that is gone (different samples fail alike, and some that
+                    had been fetched before) until the epoch ends with SourceUnavailableError; None: for ever
     """
 
     on_error: FaultRule = "raise"
@@ -52,6 +54,7 @@ class FaultPolicy:
     max_restarts: int = 100
     restart_window_s: float = 60.0
     max_bad: int | float | None = 0.25
+    breaker_patience: float | None = 300.0
 
     def __post_init__(self) -> None:
         _check_rule("on_error", self.on_error)
@@ -83,6 +86,9 @@ class FaultPolicy:
                     f"max_bad is a share between 0.0 and 1.0 when it is a float, got {self.max_bad} "
                     f"(for a count, write max_bad={math.ceil(self.max_bad)})"
                 )
+
+        if self.breaker_patience is not None:
+            _check_number("breaker_patience", self.breaker_patience, least=0)
 
     @property
     def crash_rule(self) -> FaultRule:

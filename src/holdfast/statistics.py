@@ -60,6 +60,7 @@ class Statistics:
     throttled: float | None = None  # of the limit's periods since the loader began, those in which it made us stop
     advice: str = ""  # one line on what to change, where the figures say so
     workers: int = 0  # that may live now: num_workers, or fewer where memory is scarce, or what "auto" found
+    breaker: str = "closed"  # or «open since 12 s: ConnectionRefusedError: …», or «given up after 300 s: …»
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

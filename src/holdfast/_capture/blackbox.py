@@ -51,6 +51,7 @@ class Reason(enum.IntEnum):
     DESCRIPTORS = 6  # it has so many open that they will run out
     THREADS = 7
     DISMISSED = 8  # the trainer asked it to
+    SOURCE = 9  # the source of its samples does not answer it
 
 
 class BlackBox:

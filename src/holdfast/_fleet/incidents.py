@@ -78,6 +78,23 @@ def of_growth(event: r.WorkerGrew) -> Incident:
     )
 
 
+def of_source(
+    event: r.SourceDoubted | r.SourceProbed, positions: tuple[int, ...], failure: Failure, found: str, action: str
+) -> Incident:
+    return Incident(
+        kind=IncidentKind.BREAKER,
+        slot=event.slot,
+        incarnation=event.incarnation,
+        pid=event.pid,
+        batch=event.seq,
+        in_hand=InHand(Stage.PROBING, event.seq),
+        positions=positions,
+        failure=failure,
+        source=found,
+        action=action,
+    )
+
+
 def of_search(slot: Slot, task: Task, allowed: int) -> Incident:
     """A culprit that was found because others survived without it."""
     return Incident(

@@ -20,6 +20,7 @@ from typing import Any
 
 from holdfast import records as r
 from holdfast._fleet import incidents
+from holdfast._fleet.breaker import Breaker
 from holdfast._fleet.crew import Crew
 from holdfast._fleet.dealing import Dealer
 from holdfast._fleet.halving import Halving
@@ -30,7 +31,8 @@ from holdfast.records import Action, Event, Outcome
 from holdfast.settings import FaultPolicy
 
 LEAST_STARTS = 3  # a worker that dies while it starts gets so many tries, whatever the policy
-_OWN_STAGES = (Stage.IDLE, Stage.LEAVING, Stage.WAITING, Stage.DELIVERING)  # no user code runs
+# No user code runs, or (probing) such that nobody asked for: no sample is to blame.
+_OWN_STAGES = (Stage.IDLE, Stage.LEAVING, Stage.WAITING, Stage.DELIVERING, Stage.PROBING)
 _START_STAGES = (Stage.STARTING, Stage.PREPARING, Stage.FORWARDING)
 
 
@@ -52,6 +54,7 @@ class Machine:
         self.bad = 0
         self.drawn = 0
         self._intensity = Intensity(policy.max_restarts, policy.restart_window_s)
+        self.breaker = Breaker(policy)
         self._questions: dict[int, Question] = {}
         self._tickets = 0
         self._actions: list[Action] = []
@@ -68,6 +71,8 @@ class Machine:
             r.SizeWanted: lambda event, now: self.crew.want(event.workers),
             r.DecisionAsked: self._decision_asked,
             r.DecisionMade: self._decision_made,
+            r.SourceDoubted: self._source_doubted,
+            r.SourceProbed: self._source_probed,
             r.EpochBegan: self._epoch_began,
         }
 
@@ -136,6 +141,10 @@ class Machine:
             self._note_failures(task, slot, event.failures, now)
             if self.given_up:
                 return
+        elif not task.excluded and not task.substitutes:
+            self.breaker.good_batch = event.seq
+            if self.breaker.deserted:
+                self._heed(self.breaker.close(now))
         if event.ended:
             self._end_stream(slot)
         else:
@@ -205,6 +214,7 @@ class Machine:
         slot.state = "empty"
         slot.sent = 0
         dismissed, slot.leaving = slot.leaving, False
+        self._heed(self.breaker.exited(slot.number, now))
         if event.recycled:
             if not dismissed:
                 self.recycled += 1
@@ -440,9 +450,22 @@ class Machine:
             if not self.given_up:
                 self.dealer.send(slot)
 
+    def _source_doubted(self, event: r.SourceDoubted, now: float) -> None:
+        if self._current(event.slot, event.incarnation, event.seq) is not None:
+            self._heed(self.breaker.doubted(event, now))
+
+    def _source_probed(self, event: r.SourceProbed, now: float) -> None:
+        self._heed(self.breaker.probed(event, now))
+
+    def _heed(self, actions: list[Action]) -> None:
+        """What the breaker says is done."""
+        self._actions += actions
+        self.given_up = self.given_up or any(isinstance(action, r.GiveUp) for action in actions)
+
     def _epoch_began(self, event: r.EpochBegan, now: float) -> None:
         self.tasks.clear()
         self._questions.clear()
+        self.breaker.reset()
         self.bad = self.drawn = 0
         self.dealer.clear()
         for slot in self.slots:

@@ -15,10 +15,12 @@ from holdfast.incident import Incident, IncidentKind
 
 log = logging.getLogger("holdfast")
 
+_NO_DEATHS = (IncidentKind.RECYCLED, IncidentKind.RESIZED, IncidentKind.BREAKER)
+
 
 def perform(incident: Incident) -> Incident:
     """The incident with its verdict."""
-    if incident.verdict is not None or incident.kind in (IncidentKind.RECYCLED, IncidentKind.RESIZED):  # no death
+    if incident.verdict is not None or incident.kind in _NO_DEATHS:
         return incident
     incident = _examined(incident)
     try:

@@ -118,6 +118,8 @@ class Ledger:
         self.recycled = 0
         self.loads: tuple[Load, ...] = ()  # what workers did with the last seconds of the last epoch
         self.throttling: tuple[Throttled, ...] | None = None  # counts when the first workers were started
+        self.goods: tuple[Any, ...] = ()  # indices of samples that were fetched well in an earlier epoch
+        self.breaker: Any = None  # of the epoch that runs
         self._summed_up = 0  # incidents that a summary has told of
         self._complained: set[int] = set()  # listeners that have failed, and the log has said so
 

@@ -31,6 +31,7 @@ class Kind(enum.IntEnum):
     REST = 6
     FREED = 7
     DISMISS = 8
+    SOURCE = 9
     # worker → trainer
     READY = 16
     RESULT = 17
@@ -42,6 +43,8 @@ class Kind(enum.IntEnum):
     ENDED = 23
     EMPTY = 24
     CREPT = 25
+    DOUBT = 26
+    PROBED = 27
     # trainer → zygote
     FORK = 32
     KILL = 33

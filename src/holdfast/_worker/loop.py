@@ -13,6 +13,7 @@ import ctypes
 import functools
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,10 +32,12 @@ from holdfast._worker.creep import Creep
 from holdfast._worker.randomness import Randomness
 from holdfast.incident import Decision, Failure, Stage
 from holdfast.limits import Limits
+from holdfast.records import AnswerDoubt
 
 T = TypeVar("T")
 
 _LEAVE_S = 0.3  # for threads of the user's to end, when a worker is recycled
+_LONGEST_SLEEP_S = 0.05  # between two looks whether the trainer is still there
 PROBE = 1 << 32  # in a task frame's `extra`, above the number of freed cells
 
 
@@ -119,13 +122,45 @@ class Desk:
     def ask(self, seq: int, failure: Failure) -> Decision:
         """Ask the trainer, which has the user's callable; tasks that come meanwhile are kept."""
         self.box.enter(Stage.WAITING, seq, failure.position)
-        self._channel.send(Kind.ASK, seq, 0, [wire.dump(failure)])
+        return Decision(bytes(self._consult(Kind.ASK, seq, failure, Kind.ANSWER)).decode())
+
+    def doubt(
+        self, seq: int, failure: Failure, samples: tuple[str, ...], positions: tuple[int, ...], proven: bool
+    ) -> AnswerDoubt:
+        """Tell the trainer that it may be the source that fails, and hear what to do."""
+        self.box.enter(Stage.WAITING, seq)
+        return self._heard(self._consult(Kind.DOUBT, seq, (failure, samples, positions, proven), Kind.SOURCE))
+
+    def tell_probe(self, seq: int, found: tuple[Any, ...]) -> AnswerDoubt:
+        """Tell the trainer what a probe showed, and hear what to do."""
+        return self._heard(self._consult(Kind.PROBED, seq, tuple(found), Kind.SOURCE))
+
+    def _heard(self, body: bytearray) -> AnswerDoubt:
+        answer: AnswerDoubt = wire.load(body)
+        return answer
+
+    def pause(self, seconds: float) -> None:
+        """Wait so long, and leave when the trainer hangs up meanwhile."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, _LONGEST_SLEEP_S))
+            self._waiting.extend(self._channel.receive(wait=False))
+            if self._channel.closed:
+                raise EOFError
+
+    def leave(self) -> None:
+        """Make room for a fresh worker, which does what this one has in hand."""
+        self.box.retire(Reason.SOURCE, 0, 0)
+        raise EOFError
+
+    def _consult(self, kind: Kind, seq: int, question: Any, answer: Kind) -> bytearray:
+        self._channel.send(kind, seq, 0, [wire.dump(question)])
         held: deque[Frame] = deque()
         while True:
             frame = self.next_frame()
-            if frame.kind == Kind.ANSWER:
+            if frame.kind == answer:
                 self._waiting.extendleft(reversed(held))
-                return Decision(bytes(frame.body).decode())
+                return frame.body
             held.append(frame)
 
     def _side(self) -> wire.Side:

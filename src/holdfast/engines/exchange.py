@@ -40,6 +40,8 @@ def _why_recycled(worker: Worker) -> str:
         return ""
     if reason is Reason.DISMISSED:
         return "it was asked to leave"
+    if reason is Reason.SOURCE:
+        return "the source of its samples is gone, and a fresh worker may be the first to reach it"
     if reason is Reason.BATCHES:
         return f"it has done {reached} batches"
     if reason is Reason.SAMPLES:
@@ -159,6 +161,11 @@ class Exchange:
             if worker.channel.congested:
                 self._mind_congestion(worker)
 
+    def answer_doubt(self, answer: r.AnswerDoubt) -> None:
+        worker = self._worker(answer.slot, answer.incarnation)
+        if worker is not None:
+            worker.channel.send(Kind.SOURCE, parts=[wire.dump(answer)])
+
     def step_over(self, slot: int, count: int, killers: frozenset[int]) -> None:
         kept = self._memories[slot]
         kept.steps = (*kept.steps, (count, killers))
@@ -228,6 +235,10 @@ class Exchange:
             news.append((r.TaskErrored(slot, incarnation, frame.seq, failure, side.failures, bool(frame.extra)), None))
         elif kind == Kind.ASK:
             news.append((r.DecisionAsked(slot, incarnation, worker.pid, frame.seq, wire.load(frame.body)), None))
+        elif kind == Kind.DOUBT:
+            news.append((r.SourceDoubted(slot, incarnation, worker.pid, frame.seq, *wire.load(frame.body)), None))
+        elif kind == Kind.PROBED:
+            news.append((r.SourceProbed(slot, incarnation, worker.pid, frame.seq, *wire.load(frame.body)), None))
         elif kind == Kind.UNPREPARED:
             worker.unprepared = wire.load(frame.body)
         elif kind == Kind.CREPT:

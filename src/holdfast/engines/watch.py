@@ -17,7 +17,7 @@ from holdfast._system.processes import Activity
 from holdfast.incident import InHand, Stage
 
 _OWN_CODE = (Stage.IDLE, Stage.WAITING, Stage.LEAVING, Stage.STARTING, Stage.DELIVERING)
-_SAMPLES = (Stage.FETCHING, Stage.FETCHING_MANY, Stage.COLLATING, Stage.SENDING)
+_SAMPLES = (Stage.FETCHING, Stage.FETCHING_MANY, Stage.COLLATING, Stage.SENDING, Stage.PROBING)
 SUSPECT_FACTOR = 20
 CONDEMN_FACTOR = 10
 

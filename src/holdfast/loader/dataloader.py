@@ -8,6 +8,7 @@ Never   means anything else by an argument than torch does.
 from __future__ import annotations
 
 import inspect
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -189,6 +190,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             cpus=usable,
             throttled=throttled,
             advice=load.advice(load.Figures(self.num_workers, loads, usable, cpus.cpu_limit(), throttled)),
+            breaker=ledger.breaker.words(time.monotonic()) if ledger.breaker is not None else "closed",
         )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import contextlib
 import random
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -35,6 +35,7 @@ from holdfast.settings import FaultPolicy, decision_of
 _CANDIDATES = 32
 _MOST_DESCRIBED = 8
 _REMEMBERED_DRAWS = 4096
+_PROBED = 3
 
 
 class Sight(Protocol):
@@ -71,6 +72,7 @@ class Door:
         rules = (policy.on_error, policy.crash_rule)
         self._may_replace = "replace" in rules or any(callable(rule) for rule in rules)
         self._last: tuple[Incident, Incident] | None = None
+        self._looks = 0
         self._candidates: dict[int, tuple[Any, ...]] = {}
         self._substituted: dict[int, dict[int, Any]] = {}  # seq → position → what was sent in its place
 
@@ -222,6 +224,27 @@ class Door:
         assert callable(rule)
         return decision_of(rule(incident))
 
+    def probes(self, good_batch: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """What a worker that doubts its source may try: samples that were good before, and others by chance."""
+        goods = self._ends_of(good_batch) or self.ledger.goods
+        self._looks += 1
+        draw = random.Random(f"{self.seed}/{self._looks}")
+        pool = self.pool or [i for index in self.drawn.values() for i in self._listed(index)]
+        others = [pool[draw.randrange(len(pool))] for _ in range(_PROBED)] if len(pool) else []
+        return self._not_deadly(goods), self._not_deadly(others)
+
+    def remember(self, good_batch: int) -> None:
+        """An epoch ends: what was good in it is worth a probe in the next."""
+        self.ledger.goods = self._ends_of(good_batch) or self.ledger.goods
+
+    def _ends_of(self, batch: int) -> tuple[Any, ...]:
+        index = self.drawn.get(batch, self.history.of(batch))
+        listed = [] if index is None else self._listed(index)
+        return tuple(listed[:1] + listed[1:][-1:])
+
+    def _not_deadly(self, indices: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(i for i in indices if not self.ledger.quarantine.is_deadly(i))
+
     def unreadable(self, seq: int, slot: int, error: Exception) -> Incident:
         """Report a batch that arrived and cannot be unpickled here."""
         failure = failures.capture(error, Stage.SENDING)
@@ -289,7 +312,7 @@ def replacement_pool(loader: Any) -> Any:
     return []
 
 
-def give_up_error(given_up: r.GiveUp, ledger: Ledger) -> BaseException:
+def give_up_error(given_up: r.GiveUp, ledger: Ledger, policy: FaultPolicy) -> BaseException:
     """The one error that ends an epoch when a limit is exceeded."""
     incident = given_up.incident
     if given_up.limit is r.LimitKind.STARTS:
@@ -299,6 +322,12 @@ def give_up_error(given_up: r.GiveUp, ledger: Ledger) -> BaseException:
             add_note(error, errors.verdict_note(incident))
             return error
         return errors.start_error(incident, incident.attempt)
+    if given_up.limit is r.LimitKind.PATIENCE:
+        assert incident is not None
+        told = [i for i in ledger.incidents if i.kind is IncidentKind.BREAKER]
+        return errors.source_error(
+            given_up.text, incident, told[-2:], delivered=ledger.delivered, patience_s=policy.breaker_patience or 0.0
+        )
     if given_up.limit is r.LimitKind.RESTARTS:
         remedy = "FaultPolicy(max_restarts=…, restart_window_s=…)   if so many deaths are to be expected"
         seen = [i for i in ledger.incidents if i.kind is not IncidentKind.EXCEPTION]

@@ -33,6 +33,10 @@ class History:
         if len(past) > self._most:
             del past[next(iter(past))]
 
+    def of(self, batch: int) -> Any:
+        """The indices of a batch, None where they are forgotten."""
+        return self._past.get(batch)
+
     def clear(self) -> None:
         self._past.clear()
 

@@ -8,6 +8,7 @@ Never   survives what kills a process: here that is the trainer. Exceptions are 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,8 +24,10 @@ from holdfast._worker.loop import StreamEnded, TaskFailed
 from holdfast._worker.randomness import Randomness
 from holdfast.incident import Decision, Failure, InHand
 from holdfast.loader.door import Door, give_up_error, replacement_pool
-from holdfast.loader.jobs import JobSettings, MapJob
+from holdfast.loader.jobs import JobSettings
 from holdfast.loader.raising import reraise
+from holdfast.loader.samples import MapJob
+from holdfast.loader.source import Found
 from holdfast.loader.streams import StreamJob
 from holdfast.records import Event, Outcome
 
@@ -73,6 +76,8 @@ class InlineEngine:
         self.door: Door | None = None
         self._job = job
         self._news: list[tuple[Event, Any]] = []
+        self.runner: Runner | None = None
+        self._answer: r.AnswerDoubt | None = None
 
     # the engine's side
 
@@ -93,6 +98,9 @@ class InlineEngine:
         raise AssertionError("there is nobody to spare")
 
     def answer(self, slot: int, incarnation: int, decision: Decision) -> None: ...
+
+    def answer_doubt(self, answer: r.AnswerDoubt) -> None:
+        self._answer = answer
 
     def step_over(self, slot: int, count: int, killers: frozenset[int]) -> None: ...
 
@@ -125,6 +133,30 @@ class InlineEngine:
         assert self.door is not None
         return self.door.decide_failure(seq, failure)
 
+    def doubt(
+        self, seq: int, failure: Failure, samples: tuple[str, ...], positions: tuple[int, ...], proven: bool
+    ) -> r.AnswerDoubt:
+        return self._consult(r.SourceDoubted(0, 1, os.getpid(), seq, failure, samples, positions, proven), failure)
+
+    def tell_probe(self, seq: int, found: Found) -> r.AnswerDoubt:
+        return self._consult(r.SourceProbed(0, 1, os.getpid(), seq, *found), found.failure)
+
+    def pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def leave(self) -> None:
+        raise AssertionError("nobody takes the trainer's place")
+
+    def _consult(self, doubt: r.SourceDoubted | r.SourceProbed, failure: Failure | None) -> r.AnswerDoubt:
+        """The machine is at rest while a task is done here: it can be told at once."""
+        assert self.runner is not None
+        self._answer = None
+        self.runner.tell(doubt)
+        if self._answer is None:  # the machine has given up, and the iterator will say so
+            assert failure is not None
+            raise TaskFailed(failure)
+        return self._answer
+
     def _tell(self, event: Event, payload: Any = None) -> None:
         self._news.append((event, payload))
 
@@ -138,7 +170,7 @@ class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             torch.utils.data.graph_settings.apply_sharding(self._dataset, self._world_size, self._rank)
         stream = self._dataset_kind == torch_loader._DatasetKind.Iterable
-        policy = loader._policy
+        policy = self._policy = loader._policy
         settings = JobSettings(
             dataset=self._dataset,
             collate_fn=self._collate_fn,
@@ -161,7 +193,9 @@ class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
         self._door.pool = () if stream else replacement_pool(loader)
         engine.door = self._door
         self._machine = Machine(1, policy)
-        self._runner = Runner(engine, self._machine, self._door)
+        self._runner = engine.runner = Runner(engine, self._machine, self._door)
+        self._ledger.breaker = self._machine.breaker
+        self._machine.breaker.replaceable = False
         self._runner.begin()
         self._seq = 0
         self._told = False
@@ -172,12 +206,12 @@ class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
                 if self._told:
                     raise StopIteration
                 self._told = True
-                self._ledger.end_epoch()
-                raise give_up_error(self._runner.given_up, self._ledger)
+                self._end_epoch()
+                raise give_up_error(self._runner.given_up, self._ledger, self._policy)
             try:
                 index = next(self._sampler_iter)
             except StopIteration:
-                self._ledger.end_epoch()
+                self._end_epoch()
                 raise
             seq, self._seq = self._seq, self._seq + 1
             self._door.draw(seq, index)
@@ -191,7 +225,7 @@ class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
             if concluded is None:
                 continue
             if concluded.outcome is Outcome.ENDED:
-                self._ledger.end_epoch()
+                self._end_epoch()
                 raise StopIteration
             if concluded.outcome is Outcome.EMPTY:
                 self._ledger.emptied += 1
@@ -203,3 +237,7 @@ class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
             self._ledger.delivered += 1
             data = concluded.payload.open()
             return torch_pin.pin_memory(data, self._pin_memory_device) if self._pin_memory else data
+
+    def _end_epoch(self) -> None:
+        self._door.remember(self._machine.breaker.good_batch)
+        self._ledger.end_epoch()

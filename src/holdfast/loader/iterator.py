@@ -33,9 +33,10 @@ from holdfast._forensics.ledger import COUNTS, Ledger
 from holdfast.engines.choice import make_engine
 from holdfast.engines.watch import WatchSettings
 from holdfast.loader.door import Door, give_up_error, replacement_pool
-from holdfast.loader.jobs import JobSettings, MapJob
+from holdfast.loader.jobs import JobSettings
 from holdfast.loader.pacing import Pacing
 from holdfast.loader.raising import annotate, reraise
+from holdfast.loader.samples import MapJob
 from holdfast.loader.streams import StreamJob
 from holdfast.records import Outcome
 from holdfast.settings import FaultPolicy
@@ -75,6 +76,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         self._door.seed = int(self._base_seed)
         self._door.imports_main = self._engine.imports_main
         self._runner = Runner(self._engine, self._machine, self._door)
+        self._ledger.breaker = self._machine.breaker
         if not self._in_order:
             self._runner.arrived = deque()
         try:
@@ -137,6 +139,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         self._workers_status = [True] * self._num_workers
         self._workers_num_tasks = [0] * self._num_workers
         self._worker_queue_idx_cycle = itertools.cycle(range(self._num_workers))
+        self._door.remember(self._machine.breaker.good_batch)
         self._door.begin_epoch(() if self._stream else replacement_pool(loader))
         if not first_iter:
             self._engine.begin_epoch(self._ledger.epoch, self._shared_seed)
@@ -326,7 +329,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
                 self._shutdown_workers()
                 self._outstanding.clear()  # told once; after that the epoch is over, so that nobody spins on it
                 self._ledger.end_epoch()
-                raise give_up_error(runner.given_up, self._ledger)
+                raise give_up_error(runner.given_up, self._ledger, self._policy)
             since = time.monotonic()
             self._wait()
             if self._pacing is not None:
@@ -424,6 +427,8 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             return
         self._ledger.loads = self.loads()  # advice is asked for after an epoch more often than in it
         self._shutdown = True
+        self._door.remember(self._machine.breaker.good_batch)
+        self._machine.breaker.rest()
         for name, count in self.counts().items():
             setattr(self._ledger, name, getattr(self._ledger, name) + count)
             setattr(self._machine, name, 0)

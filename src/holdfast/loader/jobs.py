@@ -5,7 +5,7 @@ Writes  batches, through its desk; what it is doing, to the black box.
 Never   lets an exception of the user's code out unexplained; never catches what ends a process.
 
 `LoaderJob` is what map-style and iterable datasets have in common: seeds, worker_init_fn, and
-what a fault policy says about an exception. `MapJob` and `StreamJob` know how to fetch.
+what a fault policy says about an exception. `MapJob` (samples.py) and `StreamJob` (streams.py) know how to fetch.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data._utils import worker as torch_worker
 
-from holdfast._capture.blackbox import POSITION, SINCE
 from holdfast._fleet.policy import pause_s
 from holdfast._transport import wire
 from holdfast._worker import failures, threads
 from holdfast._worker.loop import Desk, Restored, StreamEnded, TaskFailed
 from holdfast.incident import Decision, Failure, Stage
 from holdfast.limits import NO_LIMITS, Limits
-from holdfast.loader import collating, culprits, tasks
-from holdfast.records import MOST_SUBSTITUTES
+from holdfast.loader import collating, culprits
 from holdfast.settings import FaultPolicy
 
 
@@ -256,212 +254,6 @@ class LoaderJob:
             raise Again
         works = self.works_with(lambda chosen: self.desk.can_pack(self.collate_fn(gather(chosen))), stage, seq)
         return failure, culprits.by_company(list(positions), works)
-
-
-class MapJob(LoaderJob):
-    """Map-style datasets: a task names its samples."""
-
-    _stand_ins: dict[int, Any]  # positions of this batch that candidates have taken
-    _tried: dict[int, int]  # how many of them, each
-
-    def open(self, restored: Restored) -> None:
-        many = getattr(self.dataset, "__getitems__", None) if self.settings.batched else None
-        self._get_many = many or None  # torch leaves a false one alone, too
-
-    def run(self, seq: int, body: memoryview, probe: bool) -> None:
-        self.before_task(seq, probe)
-        if self._get_many is None and not probe and tasks.is_plain(body):
-            self._run_plain(seq, body)
-        else:
-            self._run(seq, body, probe)
-
-    def _run_plain(self, seq: int, body: memoryview) -> None:
-        """A batch as it was drawn, sample by sample: as nearly all of them are. What fails goes the long way."""
-        box, dataset = self.desk.box, self.dataset
-        words, clock = box.words, time.monotonic_ns
-        slowest, position = 0, -1
-        failed: Exception | None = None
-        data: list[Any] = []
-        add = data.append
-        box.enter(Stage.FETCHING, seq)
-        since = clock()
-        try:
-            for position, index in enumerate(tasks.decode_plain(body)):
-                words[POSITION] = position
-                add(dataset[index])
-                now = words[SINCE] = clock()
-                if now - since > slowest:
-                    slowest = now - since
-                since = now
-        except Exception as error:
-            failed = error  # dealt with below: errors to come are not to be chained to this one
-        if failed is not None:
-            try:
-                self._run(seq, body, False, dict(enumerate(data)), failed=(failed, position))
-            finally:
-                failed = None  # else it holds this frame, and the frame holds it
-            return
-        box.was_healthy(slowest)
-        again, done = False, None
-        try:
-            done = self.finish(seq, range(len(data)), data, False, lambda chosen: [data[p] for p in chosen])
-        except Again:
-            again = True
-        if again:
-            self._run(seq, body, False)
-        elif done is not None:
-            self._run(seq, body, False, dict(enumerate(data)), blamed=done)
-
-    def _run(
-        self,
-        seq: int,
-        body: memoryview,
-        probe: bool,
-        samples: dict[int, Any] | None = None,
-        failed: tuple[Exception, int] | None = None,
-        blamed: tuple[Failure, tuple[int, ...]] | None = None,
-    ) -> None:
-        try:
-            task = tasks.decode_map(body)
-        except Exception as problem:  # a batch sampler that drew something which is no list of indices
-            self.desk.dealt_with.append(self.judge(problem, seq, Stage.FETCHING, -1))
-            self.desk.send_empty(seq)
-            return
-        live = dict(task.live)
-        self._stand_ins = {}
-        self._tried = dict(task.tried)
-        samples = {} if samples is None else samples
-        whole: Any = task.whole if self._get_many else None
-        drawn_empty = (
-            not live and task.whole is not None
-        )  # a batch sampler may draw nothing, and a collate function make something of it
-        while live or drawn_empty:
-            try:
-                if failed is not None:
-                    (error, position), failed = failed, None
-                    self._failed(error, seq, position, task, live, samples)
-                elif blamed is not None:
-                    (failure, positions), blamed = blamed, None
-                    self._give_up(failure, positions, task, live, samples)
-                data = self._fetch(seq, task, live, samples, whole)
-                whole = None
-                if not live and not drawn_empty:
-                    break
-                if data is None:
-                    data = list(samples.values()) if self.settings.batched else samples[0]
-                done = self.finish(seq, list(samples), data, probe, self._gather(samples))
-            except Again:
-                samples.clear()
-                continue
-            if done is None:
-                return
-            self._give_up(*done, task, live, samples)
-            if drawn_empty:
-                self.desk.dealt_with.append(done[0])
-                break
-        if not probe:
-            self.desk.send_empty(seq)
-
-    def _gather(self, samples: dict[int, Any]) -> Callable[[Sequence[int]], Any]:
-        if self.settings.batched:
-            return lambda chosen: [samples[p] for p in chosen]
-        return lambda chosen: samples[chosen[0]]
-
-    def _fetch(self, seq: int, task: tasks.MapTask, live: dict[int, Any], samples: dict[int, Any], whole: Any) -> Any:
-        """Fetch what is missing. Returns what __getitems__ gave, untouched, when it gave the whole batch."""
-        box = self.desk.box
-        if self._get_many is not None:
-            return self._fetch_many(seq, task, live, samples, whole)
-        dataset = self.dataset
-        while len(samples) < len(live):
-            for position in [p for p in live if p not in samples]:
-                box.enter(Stage.FETCHING, seq)
-                if position in self._stand_ins:
-                    box.note_stand_in(live[position])
-                box.fetch(position)
-                try:
-                    samples[position] = dataset[live[position]]
-                    box.finished()
-                except Exception as error:
-                    self._failed(error, seq, position, task, live, samples)
-        _sort(samples, live)
-        return None
-
-    def _fetch_many(
-        self, seq: int, task: tasks.MapTask, live: dict[int, Any], samples: dict[int, Any], whole: Any
-    ) -> Any:
-        get_many = self._get_many
-        assert get_many is not None
-        missing = [p for p in live if p not in samples]
-        if not live:
-            return get_many(whole if whole is not None else [])
-        while missing:
-            self.desk.box.enter(Stage.FETCHING_MANY, seq, count=len(missing))
-            wanted = whole if whole is not None and len(missing) == len(live) else [live[p] for p in missing]
-            try:
-                got = get_many(wanted)
-                self.desk.box.finished()
-                if whole is not None or len(missing) == len(live):
-                    if not hasattr(got, "__len__") or len(got) != len(missing):
-                        samples.update(dict.fromkeys(missing))
-                        return got
-                    samples.update(zip(missing, got, strict=True))
-                    return got
-                samples.update(zip(missing, got, strict=True))
-            except Exception as error:
-                failure = self.judge(error, seq, Stage.FETCHING_MANY, -1)
-                if failure.decision is Decision.RETRY:
-                    self.desk.rewind()
-                    raise Again from None
-                works = self.works_with(lambda chosen: get_many([live[p] for p in chosen]), Stage.FETCHING_MANY, seq)
-                self._give_up(failure, culprits.by_halving(missing, works), task, live, samples)
-                self.desk.rewind()
-                whole = None
-            missing = [p for p in live if p not in samples]
-        _sort(samples, live)
-        return None
-
-    def _failed(
-        self,
-        error: Exception,
-        seq: int,
-        position: int,
-        task: tasks.MapTask,
-        live: dict[int, Any],
-        samples: dict[int, Any],
-    ) -> None:
-        failure = self.judge(error, seq, Stage.FETCHING, position, stand_in=self._stand_ins.get(position))
-        if failure.decision is Decision.RETRY:
-            self.desk.rewind()
-            raise Again from None
-        self._give_up(failure, (position,), task, live, samples)
-
-    def _give_up(
-        self,
-        failure: Failure,
-        positions: tuple[int, ...],
-        task: tasks.MapTask,
-        live: dict[int, Any],
-        samples: dict[int, Any],
-    ) -> None:
-        """Leave these samples out, or put candidates in their place."""
-        for position in positions:
-            self.settle(replace(failure, stand_in=self._stand_ins.get(position)), (position,))
-            samples.pop(position, None)
-            if failure.decision is not Decision.REPLACE:
-                live.pop(position, None)
-            elif task.candidates and self._tried.get(position, 0) < MOST_SUBSTITUTES:
-                nth = self._tried[position] = self._tried.get(position, 0) + 1
-                live[position] = self._stand_ins[position] = task.candidate(position, nth)
-            else:
-                raise TaskFailed(replace(failure, decision=Decision.RAISE, culprits=positions))
-
-
-def _sort(samples: dict[int, Any], live: dict[int, Any]) -> None:
-    """Replaced samples came last; put them where they belong."""
-    ordered = {p: samples[p] for p in live}
-    samples.clear()
-    samples.update(ordered)
 
 
 def batch_seed(base_seed: int, epoch: int, seq: int) -> int:

@@ -74,6 +74,9 @@ class Door:
     def quarantine(self, seq: int, positions: tuple[int, ...], incident: Incident) -> None:
         self.condemned[seq].update(dict.fromkeys(positions, incident))
 
+    def probes(self, *_: Any) -> Any:
+        raise AssertionError("a pool's workers doubt no source")
+
     def decide(self, incident: Incident) -> Decision:
         raise AssertionError("a pool's policy has no callable")
 
