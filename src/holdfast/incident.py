@@ -270,14 +270,12 @@ class Incident:
         return stage.words
 
     def __str__(self) -> str:
-        if self.kind is IncidentKind.BREAKER:
-            return f"{self.source}: {self.action}"
         head = f"worker {self.slot} {self.cause}"
         if self.kind in (IncidentKind.RECYCLED, IncidentKind.GROWTH):
             return head
         if self.kind is IncidentKind.RESIZED:
             return f"the fleet {self.action}: {self.recycled}"
-        head += f" while {self.doing}"
+        head = self.cause if self.kind is IncidentKind.BREAKER else f"{head} while {self.doing}"
         return f"{head}: {self.action}" if self.action else head
 
     def __repr__(self) -> str:
