@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from groups import group_of
+from groups import cpu_group
 from holdfast._system import cpus
 from holdfast._system.cpus import Cpus, Throttled, throttled_share, usable_cpus
 
@@ -138,14 +138,10 @@ def test_the_affinity_mask_of_a_real_process_is_minded():
 @pytest.mark.faults
 def test_a_real_limit_is_seen_from_inside_and_so_is_its_throttling():
     """A fifth of a CPU: whoever wants more than that is stopped in nearly every period."""
-    with group_of("cpu") as (group, is_v2):
-        limit = group / ("cpu.max" if is_v2 else "cpu.cfs_quota_us")
-        if not limit.exists():
-            pytest.skip("the cpu controller is not handed down to groups below this one")
+    with cpu_group(0.2) as group:
         job = subprocess.Popen([sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         with job:
             try:
-                limit.write_text("20000 100000" if is_v2 else "20000")
                 (group / "cgroup.procs").write_text(str(job.pid))
                 out, _ = job.communicate("go\n", timeout=90)
             except BaseException:
