@@ -87,3 +87,16 @@ def run_in(group: Path, program: Path, *arguments: str) -> dict[str, Any]:
     assert job.returncode == 0, err[-2000:]
     told: dict[str, Any] = json.loads(out)
     return told
+
+
+@contextlib.contextmanager
+def cpu_group(share: float) -> Iterator[Path]:
+    """A group that may use so much of a CPU, and gets it: on a busy machine it would never reach its limit else."""
+    with group_of("cpu") as (folder, is_v2):
+        limit, weight = ("cpu.max", "cpu.weight") if is_v2 else ("cpu.cfs_quota_us", "cpu.shares")
+        if not (folder / limit).exists():
+            pytest.skip("the cpu controller is not handed down to groups below this one")
+        quota = round(share * 100_000)
+        (folder / limit).write_text(f"{quota} 100000" if is_v2 else str(quota))
+        (folder / weight).write_text("10000" if is_v2 else "262144")
+        yield folder

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from holdfast import Incident, IncidentKind, SourceUnavailableError, TooManyFaultsError, errors
 from holdfast import records as r
 from holdfast._fleet.breaker import ALIKE, Breaker, State
+from holdfast._forensics.ledger import Ledger
 from holdfast.incident import InHand, Stage
 from holdfast.loader.door import Door
-from holdfast._forensics.ledger import Ledger
 from holdfast.loader.source import IN_A_ROW, RATE, Source, cause_of
 from holdfast.records import SourceWord
 from holdfast.settings import FaultPolicy

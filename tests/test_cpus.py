@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from groups import group_of
+from groups import cpu_group
 from holdfast._system import cpus
-from holdfast._system.cpus import Throttled, cpu_limit, throttled_share, throttling, usable_cpus
+from holdfast._system.cpus import Cpus, Throttled, throttled_share, usable_cpus
 
 BURN = """
 import sys, time
 from holdfast._system import cpus
 sys.stdin.readline()
-before = cpus.throttling()
+before = cpus.look().throttling
 give_up_at = time.monotonic() + 60
-while time.monotonic() < give_up_at and (cpus.throttled_share(before, cpus.throttling()) or 0) == 0:
+while time.monotonic() < give_up_at and (cpus.throttled_share(before, cpus.look().throttling) or 0) == 0:
     sum(range(100_000))
-now = cpus.throttling()
-print(cpus.usable_cpus(), cpus.cpu_limit(), cpus.throttled_share(before, now), max(c.seconds for c in now))
+now = cpus.look().throttling
+print(cpus.usable_cpus(), cpus.look().limit, cpus.throttled_share(before, now), max(c.seconds for c in now))
 """
 
 
@@ -79,7 +79,7 @@ def test_the_least_limit_of_all_groups_counts(system, limits, least):
     for group, quota in limits.items():
         system.limit(group, quota)
 
-    assert cpu_limit(str(system.root)) == least
+    assert cpus.look(str(system.root)).limit == least
     mask = len(os.sched_getaffinity(0))
     assert usable_cpus(str(system.root)) == (mask if least is None else min(mask, least))
 
@@ -88,17 +88,17 @@ def test_a_period_of_another_length_makes_the_same_limit(system):
     """100 ms is only the usual one."""
     system.limit("/pod/box", "15000", period=10_000)
 
-    assert cpu_limit(str(system.root)) == 1.5
+    assert cpus.look(str(system.root)).limit == 1.5
 
 
 def test_throttling_is_told_of_the_group_where_it_was_worst(system):
     """Since the earlier count, not since the group was made."""
     system.count("/pod/box", 100, 90, 4.5)
     system.count("/pod", 1000, 0, 0)
-    before = throttling(str(system.root))
+    before = cpus.look(str(system.root)).throttling
     system.count("/pod/box", 200, 110, 5.5)
     system.count("/pod", 1100, 83, 2.0)
-    now = throttling(str(system.root))
+    now = cpus.look(str(system.root)).throttling
 
     assert before[:2] == (Throttled(100, 90, 4.5), Throttled(1000, 0, 0.0))
     assert throttled_share(before, now) == 0.83
@@ -107,7 +107,7 @@ def test_throttling_is_told_of_the_group_where_it_was_worst(system):
 
 def test_without_groups_the_affinity_mask_counts(tmp_path):
     """No /proc, no group: nothing fails, nothing is made up."""
-    assert (cpu_limit(str(tmp_path)), throttling(str(tmp_path))) == (None, ())
+    assert cpus.look(str(tmp_path)) == Cpus(len(os.sched_getaffinity(0)))
     assert usable_cpus(str(tmp_path)) == len(os.sched_getaffinity(0))
 
 
@@ -132,20 +132,16 @@ def test_the_affinity_mask_of_a_real_process_is_minded():
 
     assert 0 < float(ended.stdout) <= 1
     assert 0 < usable_cpus() <= len(os.sched_getaffinity(0))
-    assert all(counts.periods >= counts.throttled >= 0 for counts in cpus.throttling())
+    assert all(counts.periods >= counts.throttled >= 0 for counts in cpus.look().throttling)
 
 
 @pytest.mark.faults
 def test_a_real_limit_is_seen_from_inside_and_so_is_its_throttling():
     """A fifth of a CPU: whoever wants more than that is stopped in nearly every period."""
-    with group_of("cpu") as (group, is_v2):
-        limit = group / ("cpu.max" if is_v2 else "cpu.cfs_quota_us")
-        if not limit.exists():
-            pytest.skip("the cpu controller is not handed down to groups below this one")
+    with cpu_group(0.2) as group:
         job = subprocess.Popen([sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         with job:
             try:
-                limit.write_text("20000 100000" if is_v2 else "20000")
                 (group / "cgroup.procs").write_text(str(job.pid))
                 out, _ = job.communicate("go\n", timeout=90)
             except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -11,13 +12,22 @@ from hypothesis import strategies as st
 
 from holdfast._capture import blackbox
 from holdfast._capture.blackbox import BlackBox
-from holdfast._capture.load import _Look, shares
+from holdfast._capture.load import LoadMeter, _Look, shares
 from holdfast._fleet.load import Figures, advice
 from holdfast._system import nameless
 from holdfast.incident import Stage
 from holdfast.statistics import Load
 
 SECOND = 1_000_000_000
+
+
+@pytest.fixture
+def box() -> Iterator[BlackBox]:
+    fd = nameless.descriptor(blackbox.SIZE, "test")
+    made = BlackBox(nameless.attach(fd))
+    os.close(fd)
+    yield made
+    made.release()
 
 
 def load(on_cpu=0.0, starved=0.0, waiting=0.0, idle=0.0, disk=0.0, seconds=5.0) -> Load:
@@ -127,11 +137,21 @@ def test_shares_follow_from_two_looks(later, expected):
     assert shares(deque([later])) is None
 
 
-def test_the_black_box_carries_load_and_idle_time():
+def test_time_is_told_where_the_kernel_keeps_no_queues(monkeypatch, box):
+    """As in gVisor: what computes is seen, what starves is not."""
+    meter = LoadMeter(os.getpid())
+    told = [["S", *[b"0"] * 10, str(ticks).encode(), b"0"] for ticks in (0, 50)]
+    monkeypatch.setattr(meter, "_pid", "no such process")
+
+    assert meter.look(10.0, box, told[0]) is None
+    found = meter.look(11.0, box, told[1])
+
+    assert found is not None
+    assert (found.on_cpu, found.starved, found.waiting) == pytest.approx((0.5, 0.0, 0.5))
+
+
+def test_the_black_box_carries_load_and_idle_time(box):
     """Written by the watchman, or by the worker, and read by anybody."""
-    fd = nameless.descriptor(blackbox.SIZE, "test")
-    box = BlackBox(nameless.attach(fd))
-    os.close(fd)
     assert (box.load, box.counts, box.idle_ns(5)) == (None, (None, None), 0)
 
     box.enter(Stage.IDLE)
@@ -147,4 +167,3 @@ def test_the_black_box_carries_load_and_idle_time():
     assert box.idle_ns(begun + 100 * SECOND) == over
     assert box.load == load(0.25, 0.333333, 0.5, 0.1, 0.2, 4.5)
     assert box.counts == (31, 2)
-    box.release()

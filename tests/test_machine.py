@@ -1002,3 +1002,19 @@ def test_a_recycled_worker_of_a_stream_that_has_ended_is_not_replaced():
     handle(machine, r.TaskFinished(0, 1, 0, ended=True))
 
     assert of(r.StartWorker, handle(machine, death(1, Stage.LEAVING, recycled="on time"))) == []
+
+
+def test_a_sample_is_condemned_with_the_stand_in_that_killed_its_worker():
+    """The worker had replaced it by itself, and nobody else knows that it raised."""
+    machine = begun(on_error="replace", retries=0)
+    submit(machine, 0)
+    dying = r.WorkerExited(0, 1, 4001, Exit(signal=9), InHand(Stage.FETCHING, 0, 2, stand_in=77))
+
+    told = of(r.PutInQuarantine, handle(machine, dying))
+
+    assert [(quarantined.incident.kind, quarantined.positions) for quarantined in told] == [
+        (IncidentKind.EXCEPTION, (2,)),
+        (IncidentKind.CRASH, (2,)),
+    ]
+    again = death(incarnation=2, position=2)
+    assert len(of(r.PutInQuarantine, handle(machine, again))) == 1

@@ -59,8 +59,6 @@ def test_growth_shows_in_the_samples(growing):
     assert first.private_bytes is not None
     assert last.private_bytes is not None
     assert 25 * MIB < last.private_bytes - first.private_bytes < 35 * MIB
-    assert seen.peak_bytes is not None
-    assert seen.peak_bytes >= last.resident_bytes
     assert (seen.threads, seen.descriptors) == (1, 3)
 
 

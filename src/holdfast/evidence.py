@@ -17,6 +17,7 @@ from typing import Any
 from holdfast.crashes import CrashRecord, Region
 
 RECENT_SAMPLES = 64
+SHORT_OF = 1 << 16  # bytes: a file system with less is full
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,21 @@ class MappedFile:
     offset_bytes: int = 0  # of the fault, in the file
     file_system: str = ""  # «ext4», «tmpfs»
     free_bytes: int | None = None  # of the file system
+
+
+@dataclass(frozen=True)
+class Full:
+    """A file system that had no room for what a worker wrote."""
+
+    mount: str  # where it is mounted
+    size_bytes: int
+    free_bytes: int  # for other users than root
+    no_files: bool = False  # there is room, but for no further file
+
+    @property
+    def still(self) -> bool:
+        """Whether it was still full afterwards; else it is only the one that was written to."""
+        return self.no_files or self.free_bytes < SHORT_OF
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.crashes import CrashRecord
-from holdfast.evidence import NO_EVIDENCE, Evidence
+from holdfast.evidence import NO_EVIDENCE, Evidence, Full
 from holdfast.quantities import in_words
 from holdfast.verdicts import Verdict
 
@@ -148,6 +148,7 @@ class Failure:
     ordinal: int = -1  # which sample of its stream the batch begins with
     stand_in: Any = None  # the index of a replacement, when that is what failed
     place: str = ""  # of what cannot be pickled, inside the batch: «['meta'][3].lock»
+    full: Full | None = None  # the file system that had no room; None: it is not about that, or it is not known
 
 
 class Decision(str, enum.Enum):

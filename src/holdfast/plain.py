@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from holdfast.crashes import CrashRecord
-from holdfast.evidence import Evidence
+from holdfast.evidence import Evidence, Full
 from holdfast.incident import Decision, Exit, Failure, Incident, IncidentKind, InHand, Stage
 from holdfast.verdicts import Confidence, Name, Verdict
 
@@ -125,6 +125,7 @@ def _of_failure(failure: Failure) -> dict[str, Any]:
         "ordinal": failure.ordinal,
         "stand_in": plain(failure.stand_in),
         "place": failure.place,
+        "full": _builtins(failure.full),
         "pickled_type": failure.pickled_type.hex() if failure.pickled_type is not None else None,
     }
 
@@ -132,6 +133,7 @@ def _of_failure(failure: Failure) -> dict[str, Any]:
 def _to_failure(told: Mapping[str, Any]) -> Failure:
     more = dict(told["failure"])
     pickled, decision = more.pop("pickled_type", None), more.pop("decision", None)
+    full = more.pop("full", None)
     known = {f.name for f in dataclasses.fields(Failure)}
     return Failure(
         told.get("exception") or "",
@@ -141,6 +143,7 @@ def _to_failure(told: Mapping[str, Any]) -> Failure:
         culprits=tuple(more.pop("culprits", ())),
         decision=Decision(decision) if decision is not None else None,
         pickled_type=bytes.fromhex(pickled) if pickled is not None else None,
+        full=_convert(full, Full) if full is not None else None,
         **{name: value for name, value in more.items() if name in known},
     )
 

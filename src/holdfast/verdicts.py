@@ -35,6 +35,7 @@ class Name(str, enum.Enum):
     USE_AFTER_UNMAP = "use-after-unmap"
     TRUNCATED_FILE = "truncated-file"
     SHARED_MEMORY_FULL = "shared-memory-full"
+    DISK_FULL = "disk-full"
     HARDWARE_FAULT = "hardware-fault"
     CPU_FEATURE_MISSING = "cpu-feature-missing"
     DELIBERATE_TRAP = "deliberate-trap"

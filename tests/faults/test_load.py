@@ -14,7 +14,7 @@ import pytest
 from torch.utils.data import Dataset
 
 import holdfast
-from groups import group_of
+from groups import cpu_group
 from transport.watching import wait_until
 
 pytestmark = pytest.mark.faults
@@ -22,7 +22,7 @@ DEADLINE_S = 60.0
 
 THROTTLED = """
 import json, os, sys, time
-import holdfast
+import holdfast, torch
 
 class Burning:
     def __len__(self):
@@ -122,16 +122,12 @@ def test_workers_without_a_cpu_get_advice_which_stays_after_the_epoch(tmp_path):
 
 def test_a_containers_cpu_limit_that_throttles_is_named():
     """Half a CPU for two workers that want two."""
-    with group_of("cpu") as (group, is_v2):
-        limit = group / ("cpu.max" if is_v2 else "cpu.cfs_quota_us")
-        if not limit.exists():
-            pytest.skip("the cpu controller is not handed down to groups below this one")
+    with cpu_group(0.5) as group:
         job = subprocess.Popen(
             [sys.executable, "-c", THROTTLED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         with job:
             try:
-                limit.write_text("50000 100000" if is_v2 else "50000")
                 (group / "cgroup.procs").write_text(str(job.pid))
                 out, _ = job.communicate("go\n", timeout=100)
             except BaseException:

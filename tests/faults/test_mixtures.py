@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from holdfast import DataLoader, FaultPolicy
@@ -220,3 +221,12 @@ def test_a_killer_that_takes_a_bad_sample_s_place_in_a_stream_is_found() -> None
 
     assert [index for batch in batches for index in batch] == mixture.healthy
     assert quarantine == {2, 4}
+
+
+def test_no_sample_is_lost_when_what_replaced_it_kills() -> None:
+    """With this seed a sample raises, and its stand-in takes the worker along that knew of it."""
+    torch.manual_seed(9)
+
+    _, quarantined = Mixture(0).run("replace")
+
+    assert {0, 8, 21} <= quarantined

@@ -15,17 +15,17 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from holdfast._capture.blackbox import BlackBox
 from holdfast.statistics import Load
 
-WINDOW = 5  # looks, which are a second apart
+WINDOW_S = 5.0
+_FEWEST = 2  # looks, however long ago the first of them was
 _TICK_NS = 1_000_000_000 // (os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100)
 
 
-@dataclass(frozen=True)
-class _Look:
+class _Look(NamedTuple):
     at_ns: int
     ran_ns: int  # the main thread
     queued_ns: int  # the main thread, for a CPU
@@ -39,16 +39,28 @@ class LoadMeter:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._looks: deque[_Look] = deque(maxlen=WINDOW + 1)
+        self._looks: deque[_Look] = deque()
 
-    def look(self, now: float, box: BlackBox) -> Load | None:
-        """Shares since the first look that is remembered; None: there is but this one. Raises what reading raises."""
-        at_ns = int(now * 1e9)
-        ran, queued = read(f"/proc/{self._pid}/schedstat").split()[:2]
-        fields = read(f"/proc/{self._pid}/stat").rpartition(b")")[2].split()
+    def look(self, now: float, box: BlackBox, fields: list[bytes]) -> Load | None:
+        """Shares since the first look that is remembered; None: there is but this one.
+
+        `fields`: of its stat file, which the caller needs too.
+        """
+        at_ns, looks = int(now * 1e9), self._looks
         cpu_ns = (int(fields[11]) + int(fields[12])) * _TICK_NS
-        self._looks.append(_Look(at_ns, int(ran), int(queued), cpu_ns, box.idle_ns(at_ns), fields[0] == b"D"))
-        return shares(self._looks)
+        ran, queued = self._scheduled(cpu_ns)
+        looks.append(_Look(at_ns, ran, queued, cpu_ns, box.idle_ns(at_ns), fields[0] == b"D"))
+        while len(looks) > _FEWEST and at_ns - looks[1].at_ns >= WINDOW_S * 1e9:
+            looks.popleft()
+        return shares(looks)
+
+    def _scheduled(self, cpu_ns: int) -> tuple[int, int]:
+        """How long its main thread ran and was queued; where nobody keeps that (gVisor), as if it had never queued."""
+        try:
+            ran, queued = read(f"/proc/{self._pid}/schedstat").split()[:2]
+        except OSError:
+            return cpu_ns, 0
+        return int(ran), int(queued)
 
 
 def shares(looks: deque[_Look]) -> Load | None:
@@ -68,6 +80,11 @@ def shares(looks: deque[_Look]) -> Load | None:
     waiting = max(0.0, 1.0 - min(1.0, on_cpu) - starved - idle)
     disk = sum(look.on_disk for look in looks) / len(looks)
     return Load(on_cpu, starved, waiting, idle, disk, span / 1e9)
+
+
+def stat_fields(pid: int) -> list[bytes]:
+    """What /proc/PID/stat says after the name: state, parent, …"""
+    return read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
 
 
 def read(path: str) -> bytes:

@@ -7,20 +7,23 @@ Never   more than half a percent of a processor for all workers together: what i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
 from dataclasses import dataclass
 
 from holdfast._capture.blackbox import BlackBox
-from holdfast._capture.load import LoadMeter, read
+from holdfast._capture.load import LoadMeter, read, stat_fields
 from holdfast.evidence import MemorySample
 
 INTERVAL_S = 1.0
+_AT_ONCE = 4  # so many workers are looked at every second; more of them take turns
 _CHILDHOOD_S = 0.3  # looking takes a lock of the process that is looked at: not while it starts
 _MOST_SAMPLES = 240
-_FIGURES = re.compile(rb"^(VmRSS|VmHWM|RssShmem|Threads):\s*(\d+)", re.M)
-_DEAR = 200  # dear looks that took so long are not repeated for this many times as long
+_SHARED = re.compile(rb"^RssShmem:\s*(\d+)", re.M)
+_DEAR = 400  # dear looks that took so long are not repeated for this many times as long
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Sample:
     batches: int  # it had done
     resident_bytes: int
     private_bytes: int | None  # None: too dear to know this time
-    cell_bytes: int
+    cell_bytes: int | None  # as above
 
 
 class Vitals:
@@ -48,61 +51,68 @@ class Vitals:
         self._next_private = 0.0
         self.descriptors: int | None = None
         self.threads: int | None = None
-        self.peak_bytes: int | None = None
-        self._resident_bytes = self._cell_bytes = 0
-        self._known = (0, 0)  # when its private memory was last known: that, and what was resident
+        self._resident_bytes = 0
+        self._known = (0, 0)  # when its private memory was last known: that and its cells, and what was resident
 
     def look(self, now: float, batches: int = 0, workers: int = 1) -> bool:
         """Look, if it is time to; whether there is a new sample. `workers`: so many share the time for it."""
         if now < self._next:
             return False
-        self._next = now + INTERVAL_S
+        self._next = now + INTERVAL_S * max(1.0, workers / _AT_ONCE)
         try:
-            status = _status(self._pid)
-            resident = status["VmRSS"] * 1024
-            self.peak_bytes = status["VmHWM"] * 1024
-            self.threads = status["Threads"]
-            self.descriptors = len(os.listdir(f"/proc/{self._pid}/fd"))
+            fields = stat_fields(self._pid)
+            resident, self.threads = int(fields[21]) * _PAGE, int(fields[17])
+            self.descriptors = descriptors_of(self._pid)
             if self._box is not None:
                 self._box.note_counts(self.descriptors, self.threads)
-                load = self._load.look(now, self._box)
+                load = self._load.look(now, self._box, fields)
                 if load is not None:
                     self._box.note_load(load)
-        except (OSError, KeyError, ValueError, IndexError):
+        except (OSError, ValueError, IndexError):
             return False  # it is gone, or going
-        self._resident_bytes, self._cell_bytes = resident, status.get("RssShmem", 0) * 1024
+        self._resident_bytes = resident
         self._looks += 1
-        if self._looks % self._every:
+        if not resident or self._looks % self._every:
             return False
-        self.kept.append(Sample(now, batches, resident, self._private(now, workers), self._cell_bytes))
+        self.kept.append(Sample(now, batches, resident, *self._dear(now, workers)))
         if len(self.kept) > _MOST_SAMPLES:
             del self.kept[1::2]
             self._every *= 2
         return True
 
-    def _private(self, now: float, workers: int) -> int | None:
+    def _dear(self, now: float, workers: int) -> tuple[int | None, int | None]:
+        """Private memory, and cells."""
         if now < self._next_private:
-            return None
+            return None, None
         begun = time.thread_time()  # not the clock: on a busy machine that counts what others do
-        private = own_bytes(self._pid)
+        private, cells = own_bytes(self._pid), shared_bytes(self._pid)
         self._next_private = now + _DEAR * workers * (time.thread_time() - begun)
         if private is not None:
-            self._known = (private, self._resident_bytes)
-        return private
+            self._known = (private + (cells or 0), self._resident_bytes)
+        return private, cells
 
     @property
     def footprint_bytes(self) -> int:
         """About what the machine would have back without it, cells included: what came since the last dear look is
         taken for its own."""
-        private, resident = self._known
-        return max(0, private + self._resident_bytes - resident) + self._cell_bytes
+        own, resident = self._known
+        return max(0, own + self._resident_bytes - resident)
 
     def samples(self, now: float) -> tuple[MemorySample, ...]:
         return tuple(MemorySample(round(now - s.at, 3), s.resident_bytes, s.private_bytes) for s in self.kept)
 
 
-def _status(pid: int) -> dict[str, int]:
-    return {name.decode(): int(value) for name, value in _FIGURES.findall(read(f"/proc/{pid}/status"))}
+def descriptors_of(pid: int) -> int:
+    """How many it has open. The folder's size is their number since Linux 6.2; before that it is 0."""
+    return os.stat(f"/proc/{pid}/fd").st_size or len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def shared_bytes(pid: int) -> int | None:
+    """Of shared memory, what it has touched: its cells."""
+    with contextlib.suppress(OSError):
+        found = _SHARED.search(read(f"/proc/{pid}/status"))
+        return int(found[1]) * 1024 if found else None
+    return None
 
 
 def own_bytes(pid: int | str) -> int | None:

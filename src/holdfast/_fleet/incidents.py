@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from holdfast import records as r
 from holdfast._fleet.state import Slot, Task
-from holdfast.incident import Failure, Incident, IncidentKind, InHand, Stage
+from holdfast.incident import Decision, Failure, Incident, IncidentKind, InHand, Stage
 
 WHOLE_BATCH_STAGES = (Stage.FETCHING_MANY, Stage.COLLATING, Stage.SENDING, Stage.AT_WORK)
 
@@ -48,6 +48,13 @@ def of_death(event: r.WorkerExited, allowed: int) -> Incident:
         action="replaced",
         attempts_allowed=allowed,
     )
+
+
+def of_lost(slot: Slot, task: Task, positions: tuple[int, ...]) -> Incident:
+    """A sample that raised and was replaced by its worker, which then died of the replacement and told nobody."""
+    what = "it raised; its worker put another sample in its place, and died of that one with the traceback in hand"
+    failure = Failure("Exception", what, "", None, Stage.FETCHING, positions[0], Decision.REPLACE)
+    return of_failure(slot, task, failure, "replaced by another sample", 1)
 
 
 def of_recycling(event: r.WorkerExited) -> Incident:

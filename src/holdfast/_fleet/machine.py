@@ -335,6 +335,10 @@ class Machine:
             self.retries += 1
             self._do(r.ReportIncident(replace(incident, action="replaced, sample tried again")))
             return
+        if incident.in_hand.stand_in is not None and not any(task.substitutes.get(p) for p in positions):
+            # The worker put it there itself, and took with it what it knew of the sample that was there before.
+            lost = incidents.of_lost(slot, task, positions)
+            self._condemn(task, positions, lost, True)
         if decision is Decision.REPLACE and not stuck:
             used = max((task.substitutes.get(p, 0) for p in positions), default=0)
             if used >= r.MOST_SUBSTITUTES:

@@ -36,22 +36,25 @@ class Throttled:
         )
 
 
-def usable_cpus(root: str = "/") -> float:
-    """How many CPUs this process may use at most: of the affinity mask and of every group's limit the least."""
-    limit = cpu_limit(root)
+@dataclass(frozen=True)
+class Cpus:
+    """What one look at the system says."""
+
+    usable: float  # that this process may use at most: of the affinity mask and of every group's limit the least
+    limit: float | None = None  # the least of its groups' limits; None: there is none
+    throttling: tuple[Throttled, ...] = ()  # of each group that it is in, innermost first
+
+
+def look(root: str = "/") -> Cpus:
+    folders = cgroups.own_folders("cpu", root)
+    limit = min((found for folder in folders if (found := _limit_of(folder)) is not None), default=None)
     allowed = float(_allowed())
-    return allowed if limit is None else min(allowed, limit)
+    return Cpus(allowed if limit is None else min(allowed, limit), limit, tuple(map(_throttled, folders)))
 
 
-def cpu_limit(root: str = "/") -> float | None:
-    """The least limit of the groups that this process is in, in CPUs; None: there is none."""
-    limits = [limit for folder in cgroups.own_folders("cpu", root) if (limit := _limit_of(folder)) is not None]
-    return min(limits, default=None)
-
-
-def throttling(root: str = "/") -> tuple[Throttled, ...]:
-    """Of each group that this process is in, innermost first."""
-    return tuple(_throttled(folder) for folder in cgroups.own_folders("cpu", root))
+def usable_cpus(root: str = "/") -> float:
+    """How many CPUs this process may use at most."""
+    return look(root).usable
 
 
 def throttled_share(before: Sequence[Throttled], now: Sequence[Throttled]) -> float | None:

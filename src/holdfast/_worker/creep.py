@@ -24,7 +24,8 @@ from holdfast._system import cgroups
 from holdfast.evidence import Creep as Told
 from holdfast.evidence import CreepKind
 
-_MOST_STRIDE = 16  # batches between two looks, where nothing rises
+_MOST_STRIDE = 64  # batches between two looks, where nothing rises and there is room
+_PER_BATCH = 16  # so many may come with each batch, once they come, before another look sees it
 _MOST_POINTS = 64
 _RECENT = 8  # looks
 _NEAR = 0.8  # of the room there was at the beginning
@@ -186,6 +187,8 @@ class Creep:
         self._told: set[CreepKind] = set()
         self._batches = 0
         self._stride = self._left = 1
+        room = min((limit - g.first for g in self._gauges if (limit := g.limit(g.first)) is not None), default=1 << 20)
+        self._most_stride = max(1, min(_MOST_STRIDE, room // _PER_BATCH))
 
     def is_too_much(self) -> bool:
         """After a batch: whether it is time to leave. Why stands in the black box then."""
@@ -202,7 +205,7 @@ class Creep:
                         return True
         except OSError:  # no descriptor is left to look with: what comes next says so
             pass
-        self._left = self._stride = 1 if rose else min(_MOST_STRIDE, 2 * self._stride)
+        self._left = self._stride = 1 if rose else min(self._most_stride, 2 * self._stride)
         return False
 
     def _judge(self, gauge: Gauge) -> bool:

@@ -1,6 +1,6 @@
 """Exceptions in a form that always travels.
 
-Reads   the exception that is being handled.
+Reads   the exception that is being handled; which disk is full, where it is about that.
 Writes  a `Failure`: names and text, and the type only where it pickles.
 Never   the exception object: it may not pickle, or not unpickle, or take half the memory with it.
 """
@@ -10,19 +10,22 @@ from __future__ import annotations
 import pickle
 import traceback
 
+from holdfast._system import disks
 from holdfast.incident import Failure, Stage
 
 
 def capture(error: BaseException, stage: Stage, position: int = -1, advice: str = "") -> Failure:
     """`advice` says what to do about it, where we know."""
     kind = type(error)
+    text = _text(error)
     return Failure(
         type_name=kind.__name__,
-        message=_text(error) + advice,
+        message=text + advice,
         traceback="".join(traceback.format_exception(kind, error, error.__traceback__)) + advice,
         pickled_type=_pickled_type(kind),
         stage=stage,
         position=position,
+        full=disks.full_one(error, text) if disks.is_about_room(error, text) else None,
     )
 
 

@@ -136,7 +136,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             return InlineIterator(self)
         self.check_worker_number_rationality()
         if self._ledger.throttling is None:
-            self._ledger.throttling = cpus.throttling()
+            self._ledger.throttling = cpus.look().throttling
         iterator = SupervisedIterator(self)
         self._latest = weakref.ref(iterator)
         return iterator
@@ -173,8 +173,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         ledger = self._ledger
         iterator = self._latest() if self._latest is not None else None
         counts = iterator.counts() if iterator is not None else Counter()
-        usable = cpus.usable_cpus()
-        throttled = cpus.throttled_share(ledger.throttling or (), cpus.throttling())
+        workers = iterator.workers if iterator is not None else 0
+        there = cpus.look()
+        throttled = cpus.throttled_share(ledger.throttling or (), there.throttling)
         loads = iterator.loads() if iterator is not None else ledger.loads
         return Statistics(
             epoch=max(0, ledger.epoch),
@@ -185,11 +186,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             quarantined=len(ledger.quarantine),
             incidents=len(ledger.incidents),
             cell_bytes=iterator.cell_bytes if iterator is not None else 0,
-            workers=iterator.workers if iterator is not None else 0,
+            workers=workers,
             slots=iterator.slot_statistics() if iterator is not None else (),
-            cpus=usable,
+            cpus=there.usable,
             throttled=throttled,
-            advice=load.advice(load.Figures(self.num_workers, loads, usable, cpus.cpu_limit(), throttled)),
+            advice=load.advice(load.Figures(workers or self.num_workers, loads, there.usable, there.limit, throttled)),
             breaker=ledger.breaker.words(time.monotonic()) if ledger.breaker is not None else "closed",
         )
 

@@ -112,11 +112,7 @@ def _full(incident: Incident, crash: CrashRecord, region: Region, file: MappedFi
     remedies: tuple[str, ...]
     if in_shm:
         target = max(1 << 30, 2 * (size or 0), 2 * needed)
-        remedies = (
-            f"in a container: docker run --shm-size={-(-target >> 30)}g, or --ipc=host",
-            f"as root: mount -o remount,size={-(-target >> 30)}g /dev/shm",
-            "look for what is left there by programs that were killed: ls -l /dev/shm",
-        )
+        remedies = more_shared_memory(target)
     elif huge:
         remedies = ("raise vm.nr_hugepages, or map without huge pages",)
     else:
@@ -183,4 +179,14 @@ def _no_file(incident: Incident, crash: CrashRecord, region: Region | None) -> V
         (f"the kernel says {crash.code_name}", *code_facts(incident)),
         ("look for what was short at that moment: dmesg, free -h, cat /proc/meminfo | grep -i huge",),
         Confidence.POSSIBLE,
+    )
+
+
+def more_shared_memory(target_bytes: int) -> tuple[str, ...]:
+    """What to do about a full /dev/shm."""
+    size = f"{-(-target_bytes >> 30)}g"
+    return (
+        f"in a container: docker run --shm-size={size}, or --ipc=host",
+        f"as root: mount -o remount,size={size} /dev/shm",
+        "look for what is left there by programs that were killed: ls -l /dev/shm",
     )

@@ -1,4 +1,4 @@
-"""Verdicts on exceptions, results that cannot be pickled, starts that failed, exhausted descriptors and processes.
+"""Verdicts on exceptions, results that cannot be pickled, failed starts, exhausted descriptors, processes and disks.
 
 Reads   incidents.
 Writes  nothing.
@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from holdfast._forensics.rules.bus import more_shared_memory
+from holdfast.evidence import Full
 from holdfast.incident import Failure, Incident, IncidentKind, Stage, first_line
 from holdfast.verdicts import Confidence, Name, Verdict, size_words
 
@@ -26,6 +28,7 @@ _THREADS = (
 _NO_FORK = ("no process can be started",)
 _TRY_AGAIN = ("[Errno 11]", "Resource temporarily unavailable")
 _NO_MEMORY = ("Cannot allocate memory", "can't allocate memory", "Unable to allocate", "[Errno 12]")
+_NO_ROOM = ("No space left on device", "Disk quota exceeded")
 _TRANSIENT = ("ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "TimeoutError", "IncompleteRead")
 _UNPICKLABLE = (
     re.compile(r"cannot pickle '([^']+)' object"),
@@ -204,6 +207,45 @@ def file_too_large(incident: Incident) -> Verdict | None:
     )
 
 
+def no_room(incident: Incident) -> Verdict | None:
+    """A full disk, or a full /dev/shm, that a write was told of. Who only touches a map dies instead: rules/bus.py."""
+    failure = incident.failure
+    if failure is None or (failure.full is None and not _has(failure.message, _NO_ROOM)):
+        return None
+    full = failure.full
+    in_shm = "shared memory(shm)" in failure.message or (full is not None and full.mount == "/dev/shm")
+    where = full.mount if full is not None else "/dev/shm" if in_shm else "the disk that it wrote to"
+    left = f": {size_words(full.free_bytes)} left of {size_words(full.size_bytes)}" if full is not None else ""
+    if "Disk quota exceeded" in failure.message:
+        cause = f"the quota on {where} is used up"
+    elif full is not None and full.no_files:
+        cause = f"{where} has no room for another file: all of its inodes are in use"
+    else:
+        cause = f"{where} {'is full' if full is not None and full.still else 'had no room for so much'}{left}"
+    return Verdict(
+        Name.SHARED_MEMORY_FULL if in_shm else Name.DISK_FULL,
+        cause + _at(failure),
+        (f"{_named(failure)}: {first_line(failure.message)}",),
+        _make_room(full, in_shm),
+        Confidence.CERTAIN if full is not None and full.still else Confidence.LIKELY,
+    )
+
+
+def _make_room(full: Full | None, in_shm: bool) -> tuple[str, ...]:
+    shown = full.mount if full is not None else "."
+    if full is not None and full.no_files:
+        return (
+            f"delete files that nobody needs: df -i {shown}, du --inodes -x {shown} | sort -n | tail",
+            "fewer and larger files: archives (tar, zip, HDF5) instead of a file per sample",
+        )
+    if in_shm:
+        return more_shared_memory(max(1 << 30, 2 * full.size_bytes if full is not None else 0))
+    return (
+        f"make room: df -h {shown}, du -xh {shown} | sort -h | tail",
+        "if samples write to a cache or to temporary files: TMPDIR=/somewhere/larger, or a cache with a bound",
+    )
+
+
 def raised(incident: Incident) -> Verdict | None:
     failure = incident.failure
     if incident.kind is not IncidentKind.EXCEPTION or failure is None:
@@ -270,5 +312,6 @@ RULES: tuple[Callable[[Incident], Verdict | None], ...] = (
     unpicklable_result,
     out_of_memory,
     file_too_large,
+    no_room,
     raised,
 )

@@ -370,7 +370,7 @@ class Zygote:
     def _tell_growth(self, child: Child) -> None:
         """Say once of a slot that its worker's memory grows and grows."""
         samples = [
-            growth.Sample(seen.batches, seen.resident_bytes, seen.private_bytes, seen.cell_bytes)
+            growth.Sample(seen.batches, seen.resident_bytes, seen.private_bytes, seen.cell_bytes or 0)
             for seen in child.vitals.kept
             if seen.private_bytes is not None
         ]
