@@ -12,6 +12,13 @@ __version__ = "0.1.0"
 _HOMES = {
     "DataLoader": "holdfast.loader.dataloader",
     "FaultPolicy": "holdfast.settings",
+    "RankExitedError": "holdfast.launch.raising",
+    "RankHungError": "holdfast.launch.raising",
+    "RankRaisedError": "holdfast.launch.raising",
+    "RankStartError": "holdfast.launch.raising",
+    "SpawnContext": "holdfast.launch.group",
+    "SpawnError": "holdfast.launch.raising",
+    "spawn": "holdfast.launch.spawning",
     "SharedDict": "holdfast._share.mappings",
     "SharedList": "holdfast._share.sequences",
     "SharedPart": "holdfast._share.sharing",
@@ -36,9 +43,15 @@ __all__ = [
     "HoldfastError",
     "Incident",
     "IncidentKind",
+    "RankExitedError",
+    "RankHungError",
+    "RankRaisedError",
+    "RankStartError",
     "SharedDict",
     "SharedList",
     "SharedPart",
+    "SpawnContext",
+    "SpawnError",
     "Statistics",
     "TooManyFaultsError",
     "Webhook",
@@ -47,6 +60,7 @@ __all__ = [
     "WorkerStartError",
     "share",
     "shared_parts",
+    "spawn",
 ]
 
 if TYPE_CHECKING:
@@ -63,6 +77,9 @@ if TYPE_CHECKING:
         WorkerStartError,
     )
     from holdfast.incident import Incident, IncidentKind
+    from holdfast.launch.group import SpawnContext
+    from holdfast.launch.raising import RankExitedError, RankHungError, RankRaisedError, RankStartError, SpawnError
+    from holdfast.launch.spawning import spawn
     from holdfast.loader.dataloader import DataLoader
     from holdfast.settings import FaultPolicy
     from holdfast.statistics import Statistics

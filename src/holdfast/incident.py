@@ -34,6 +34,7 @@ class Stage(enum.IntEnum):
     LEAVING = 9
     DELIVERING = 10  # handing a packed batch to the trainer
     AT_WORK = 11  # one of fetching, collating, sending: which one, nobody can say
+    RUNNING = 12  # the function of a rank
 
     @property
     def words(self) -> str:
@@ -53,6 +54,7 @@ _STAGE_WORDS = {
     Stage.LEAVING: "leaving",
     Stage.DELIVERING: "handing a batch over",
     Stage.AT_WORK: "working on a batch",
+    Stage.RUNNING: "running its function",
 }
 
 
@@ -202,6 +204,9 @@ class Incident:
     recycled: str = ""  # why a worker was asked to leave: «its memory reached 180 MiB of 200 MiB»
     hung: bool = False  # it was ended because it hung
     stuck: bool = False  # a stream that cannot step over this sample: the rest of it is out of reach
+    role: str = "worker"  # what its process is: a loader's «worker», or a «rank» of `spawn`
+    function: str = ""  # that a rank runs: «train»
+    consequences: tuple[str, ...] = ()  # what became of the other ranks: «ranks 0, 2 were ended after it»
 
     @property
     def crash(self) -> CrashRecord | None:
@@ -251,6 +256,10 @@ class Incident:
         stage = self.in_hand.stage
         if stage is Stage.FETCHING and self.indices:
             return f"fetching {self.sample}"
+        if stage is Stage.RUNNING and self.function:
+            return f"running {self.function}"
+        if stage is Stage.PREPARING and self.role == "rank":
+            return "loading its function"
         if stage in _BATCH_VERBS and self.batch >= 0:
             verb = _BATCH_VERBS[stage]
             named = f" ({self.sample})" if len(self.indices) == 1 else ""
@@ -258,7 +267,7 @@ class Incident:
         return stage.words
 
     def __str__(self) -> str:
-        head = f"worker {self.slot} {self.cause}"
+        head = f"{self.role} {self.slot} {self.cause}"
         if self.kind in (IncidentKind.RECYCLED, IncidentKind.GROWTH):
             return head
         head += f" while {self.doing}"
