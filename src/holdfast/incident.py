@@ -58,6 +58,11 @@ _STAGE_WORDS = {
 }
 
 
+_RANK_STAGES = {
+    Stage.STARTING: "importing the main module",
+    Stage.PREPARING: "unpickling its function",
+}
+
 _BATCH_VERBS = {
     Stage.FETCHING_MANY: "fetching",
     Stage.COLLATING: "collating",
@@ -258,8 +263,8 @@ class Incident:
             return f"fetching {self.sample}"
         if stage is Stage.RUNNING and self.function:
             return f"running {self.function}"
-        if stage is Stage.PREPARING and self.role == "rank":
-            return "loading its function"
+        if self.role == "rank" and stage in _RANK_STAGES:
+            return _RANK_STAGES[stage]
         if stage in _BATCH_VERBS and self.batch >= 0:
             verb = _BATCH_VERBS[stage]
             named = f" ({self.sample})" if len(self.indices) == 1 else ""

@@ -42,7 +42,7 @@ def unknown(incident: Incident, *more: str) -> Verdict:
 def _unknown(incident: Incident, *more: str) -> Verdict:
     facts = [incident.cause]
     cause = f"{incident.cause}, and nothing says why"
-    if incident.exit is not None:
+    if incident.exit is not None and not incident.hung:
         cause = incident.exit.explanation
     if incident.evidence.last_words:
         facts.append(f"it last wrote: {incident.evidence.last_words.strip().splitlines()[-1]}")

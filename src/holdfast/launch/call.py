@@ -75,9 +75,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles as multiprocessing does where that is possible, and as cloudpickle does where it is not."""
 
     def __init__(self, file: io.IOBase) -> None:
-        super().__init__(file)
         extra = reduction.ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # torch's are among them
+        # Before the pickler is made: it looks for the table once, then.
         self.dispatch_table = collections.ChainMap(extra, cloudpickle.Pickler.dispatch_table)
+        super().__init__(file)
 
     def reducer_override(self, obj: Any) -> Any:
         if getattr(obj, "__module__", None) == "__main__" and isinstance(obj, (type, _FUNCTION)):

@@ -77,8 +77,7 @@ class SpawnContext:
         except BaseException:
             self.stop()
             raise
-        if threaded:
-            _watch_exit()
+        _watch_exit()
 
     # ------------------------------------------------------------ torch's
 
@@ -133,7 +132,9 @@ class SpawnContext:
             if any(rank.noticed and not rank.succeeded for rank in self._ranks):
                 return self._fail(self._fallen(grace_period))
             if self._timeout_s is not None and any(now - r.started > self._timeout_s for r in self._living()):
-                return self._fail(self._overdue())
+                overdue = self._overdue()
+                if overdue is not None:
+                    return self._fail(overdue)
             if len(self._living()) < living or (deadline is not None and now >= deadline):
                 break
         if self._living():
@@ -158,9 +159,12 @@ class SpawnContext:
         before, self._looked = self._looked, time.monotonic()
         for fd in ready:
             self._pump.attend(fd)
+        told = {rank.index for rank in living if rank.bell in ready and rank.has_rung()}
+        over = {rank.index for rank in living if rank.handle in ready}
+        for rank in living if told or over else ():
+            rank.notice_dying(self._looked, before)
         for rank in living:
-            rang = rank.bell in ready and rank.has_rung()
-            ended = rank.handle in ready
+            rang, ended = rank.index in told, rank.index in over
             if (rang or ended) and not rank.asked_to_end:
                 rank.notice(self._looked, before)
             if ended:
@@ -197,6 +201,7 @@ class SpawnContext:
                     rank.kill()
         self._wait_for_end(TERMINATE_S if grace_period is None else grace_period)
         self._end_all()
+        loser = self._ranks[first.rank]
         at = {fall.rank: fall.seen if fall.noted is None else fall.noted for fall in falls}
         others = [
             Other(
@@ -205,22 +210,27 @@ class SpawnContext:
                 rank.failure,
                 later_s=max(0.0, at[rank.index] - at[first.rank]) if rank.index in at else None,
                 succeeded=rank.succeeded,
+                alike=story.is_alike((rank.exit, rank.failure), (loser.exit, loser.failure)),
             )
             for rank in self._ranks
-            if rank.index != first.rank
+            if rank is not loser
         ]
-        return replace(self._incident(self._ranks[first.rank]), consequences=story.consequences(others))
+        return replace(self._incident(loser), consequences=story.consequences(others))
 
-    def _overdue(self) -> Incident:
+    def _overdue(self) -> Incident | None:
         """Ranks run longer than they may: look at all of them, end them, and tell which keeps the others waiting."""
         now = time.monotonic()
         late = [rank for rank in self._living() if not processes.has_ended(rank.handle)]
         for rank in late:
             rank.see_hanging(now - rank.started)
         self._end_all()
-        late = [rank for rank in late if rank.hung_s is not None and rank.exit == Exit(signal=signal.SIGKILL)]
-        if not late:  # all of them ended while we looked
-            return self._fallen(None)
+        for rank in late:
+            if rank.exit != Exit(signal=signal.SIGKILL):
+                rank.hung_s = None  # it ended by itself while we looked
+        late = [rank for rank in late if rank.hung_s is not None]
+        if not late:
+            failed = any(rank.noticed and not rank.succeeded for rank in self._ranks)
+            return self._fallen(None) if failed else None
         judged = {rank.index: self._incident(rank) for rank in late}
         first = min(late, key=lambda r: (*story.blame(_name(judged[r.index]), judged[r.index].stack), r.index)).index
         others = [
@@ -309,8 +319,16 @@ class SpawnContext:
 
     def _end_all(self) -> None:
         """Kill what runs, with all that was started by anybody; wait until the kernel has done it."""
-        for rank in self._ranks:
-            rank.kill()
+        interrupted = False
+        waiting = list(self._ranks)
+        while waiting:
+            try:
+                waiting[-1].kill()
+                waiting.pop()
+            except KeyboardInterrupt:  # somebody is impatient: all the more nobody may be left
+                interrupted = True
+        if interrupted:
+            raise KeyboardInterrupt
         self._wait_for_end(_REAP_S)
 
     def _finish(self) -> None:

@@ -85,9 +85,9 @@ def main(handed: Handed, call: Call, orders: Orders) -> None:
     output.redirect(taken)
     mapped = nameless.adopt(taken["box"])
     box = BlackBox(mapped)
-    box.begin(os.getpid())
     stacks.install(taken["stacks"])
     crash.install(mapped)  # after the stacks: it comes first, and passes the signal on to them
+    box.begin(os.getpid())  # from here on it may be asked for its stacks
     _name(orders.rank)
     os.environ.update(orders.environment)
     rank = _Rank(box, taken, orders)

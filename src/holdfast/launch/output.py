@@ -56,30 +56,28 @@ class Voice:
             if not data:
                 self.close()
                 return
-            self._kept += data
-            del self._kept[:-KEPT_BYTES]
             self._say(data)
 
     def _say(self, data: bytes) -> None:
         data = self._begun + data
-        lines = []
-        at = 0
         # A carriage return at the very end may have its line feed still to come.
-        for found in _LINE.finditer(data, 0, len(data) - data.endswith(b"\r")):
-            lines.append(self._prefix + found[0])
-            at = found.end()
-        self._begun = data[at:]
+        lines = _LINE.findall(data, 0, len(data) - data.endswith(b"\r"))
+        self._begun = data[sum(map(len, lines)) :]
         if len(self._begun) > _LONGEST_LINE:
-            lines.append(self._prefix + self._begun + b"\n")
+            lines.append(self._begun + b"\n")
             self._begun = b""
+        self._tell(lines)
+
+    def _tell(self, lines: list[bytes]) -> None:
         if lines:
-            pass_on(self.stream, b"".join(lines))
+            self._kept += b"".join(lines)
+            del self._kept[:-KEPT_BYTES]
+            pass_on(self.stream, b"".join(self._prefix + line for line in lines))
 
     def close(self) -> None:
         """The rank says nothing more: what it had begun to say ends here."""
-        if self._begun:
-            pass_on(self.stream, self._prefix + self._begun + b"\n")
-            self._begun = b""
+        begun, self._begun = self._begun, b""
+        self._tell([begun + b"\n"] if begun else [])
         self.abandon()
 
     def abandon(self) -> None:

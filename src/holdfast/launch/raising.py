@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import errors
 from holdfast.errors import HoldfastError
-from holdfast.incident import Exit, Incident, IncidentKind, Stage, first_line
+from holdfast.incident import Exit, Incident, IncidentKind, first_line
 
 _MOST_SAID = 3
 
@@ -141,7 +141,7 @@ def _body(incident: Incident, nprocs: int, attempts: int) -> str:
 
 def _ended(incident: Incident) -> str:
     seconds = f", {incident.seconds_in_hand:.1f} s after its start"
-    if incident.kind is IncidentKind.START or incident.in_hand.stage is Stage.STARTING:
+    if incident.kind is IncidentKind.START:
         return f"{incident.cause}{seconds}"
     if incident.kind is IncidentKind.HANG:
         return f"{incident.cause} while {incident.doing}"

@@ -26,6 +26,7 @@ from holdfast._forensics import hanging
 from holdfast._forensics.surroundings import OomWatch
 from holdfast._system import nameless, ownership, processes
 from holdfast._system.lifeline import Lifeline
+from holdfast._system.offspring import Offspring
 from holdfast.evidence import Evidence, Seen, Surroundings, Worked
 from holdfast.incident import Exit, Failure, InHand, Stage
 from holdfast.launch import inside
@@ -55,6 +56,7 @@ class Rank:
         self.exit: Exit | None = None  # None: it runs
         self.noticed = 0.0  # when we saw that it had failed or ended,
         self.after = 0.0  # and when we had looked before
+        self._dying: tuple[float, float] | None = None  # likewise, of when it began to end
         self.asked_to_end = False  # by us, while it still ran
         self.hung_s: float | None = None  # it ran so long, longer than it may
         self._reported: tuple[float | None, Failure | None] | None = None
@@ -67,6 +69,7 @@ class Rank:
         self._usage: resource.struct_rusage | None = None
         self.handle = self.bell = self._stacks = self._report = -1
         self.lifeline = Lifeline()
+        self._offspring = Offspring()
         self._voices: list[Voice] = []
         self.process: BaseProcess = plan.context.Process()  # type: ignore[attr-defined]  # until it is started
         self.box: BlackBox
@@ -75,6 +78,8 @@ class Rank:
             self._start(plan, environment)
         except BaseException:
             self.lifeline.cut()
+            for voice in self._voices:
+                voice.abandon()
             self._close()
             raise
 
@@ -141,18 +146,25 @@ class Rank:
     def see_hanging(self, seconds: float) -> None:
         """It runs too long: look at it. It is killed after this."""
         self.hung_s = seconds
-        self._seen = hanging.see(self.pid, self._stacks, ending=True)
+        if self.has_begun:  # before that, the signal that asks for stacks would end it
+            self._seen = hanging.see(self.pid, self._stacks, ending=True)
 
     def notice(self, now: float, before: float) -> None:
         """It was seen failing or ending `now`, and not when somebody looked `before`."""
         if not self.noticed:
-            self.noticed, self.after = now, before
+            self.noticed, self.after = self._dying or (now, before)
+
+    def notice_dying(self, now: float, before: float) -> None:
+        """Another has failed: if this one is on its way out already, that came first, though it ends later."""
+        if self._dying is None and processes.is_exiting(self.pid):
+            self._dying = now, before
 
     # ------------------------------------------------------------ ending
 
     def signal(self, number: int) -> None:
         """Ask it to end."""
         self.asked_to_end = True
+        self._offspring.note(self.pid)
         with contextlib.suppress(OSError):  # it has ended
             try:
                 signal.pidfd_send_signal(self.handle, number)
@@ -162,8 +174,11 @@ class Rank:
 
     def kill(self) -> None:
         """It, and all of its group."""
-        self.asked_to_end = self.asked_to_end or (self.runs and not processes.has_ended(self.handle))
+        if self.runs and not processes.has_ended(self.handle):
+            self.asked_to_end = True
+            self._offspring.note(self.pid)
         self.lifeline.cut()
+        self._offspring.end()
 
     def bury(self, oom: OomWatch) -> None:
         """It has ended: how, what was around it; what is left of its group goes."""
@@ -175,6 +190,7 @@ class Rank:
             killed = status == -signal.SIGKILL and not self.asked_to_end
             self._around = oom.surroundings(self.pid, killed=killed, sender=by_signal)
         self.lifeline.cut()
+        self._offspring.end()
         self.exit = self._reaped()
         self.has_rung()
         self._reported = self._reported or inside.read_report(self._report)
@@ -194,6 +210,7 @@ class Rank:
         if code is None:
             # Somebody else has reaped it, or the launcher ignores SIGCHLD: nobody will ever know how it ended.
             popen.returncode = 0 if self.box.in_hand().stage is Stage.LEAVING else 255
+            self.process.join(0)  # now multiprocessing knows as well, and lets go of it
             return Exit(code=0) if popen.returncode == 0 else Exit()
         return Exit(signal=-code) if code < 0 else Exit(code=code)
 
@@ -232,13 +249,6 @@ class Rank:
     @property
     def succeeded(self) -> bool:
         return self.exit == Exit(code=0)
-
-    @property
-    def failed_by_itself(self) -> bool:
-        """Not because we ended it: before that, or of something else."""
-        if self.exit is None or self.succeeded or self.hung_s is not None:
-            return False
-        return bool(self.noticed) or not self.asked_to_end
 
     @property
     def in_hand(self) -> InHand:

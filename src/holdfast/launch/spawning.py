@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ def spawn(
     nprocs: int = 1,
     join: bool = True,
     daemon: bool = False,
-    start_method: str = "spawn",
+    start_method: str | None = "spawn",
     *,
     max_restarts: int = 0,
     memory_limit: int | str | None = None,
@@ -82,21 +83,25 @@ def spawn(
         raise HoldfastError(_GUARD)
     try:
         context = SpawnContext(plan, herald, max_restarts=max_restarts, timeout_s=timeout, threaded=not join)
-    except Exception as error:
-        _explain(error, plan.call)
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        if plan.context.get_start_method() != "fork":
+            _explain(error, plan.call)
         raise
     if not join:
         return context
-    while not context.join():
-        pass
+    try:
+        while not context.join():
+            pass
+    except BaseException:
+        context.stop()  # an interrupt may come between two joins; after an error there is nothing left to stop
+        raise
     return None
 
 
 def _explain(error: Exception, call: Call) -> None:
-    """Say which part of the function or its arguments cannot be pickled, if that is why."""
-    parts = unpicklable.find({"fn": call.fn, "args": call.args}, "")
-    parts = tuple(part for part in parts if part.path)
-    for part in parts[:1]:
+    """Say which part of the arguments or the function cannot be pickled, if that is why."""
+    found = [*unpicklable.find(call.args, "args"), *unpicklable.find(call.fn, "fn")]
+    for part in [part for part in found if part.type_name != "function"][:1]:  # those travel
         text = f"holdfast: {part.path} is a {part.type_name}, which cannot be sent to a rank; make it inside of fn"
         if hasattr(error, "add_note"):
             error.add_note(text)
@@ -125,7 +130,7 @@ def _count(nprocs: Any) -> int:
     return int(nprocs)
 
 
-def _method(start_method: Any) -> str:
-    if start_method not in _METHODS:
+def _method(start_method: Any) -> str | None:
+    if start_method is not None and start_method not in _METHODS:
         raise ValueError(f'start_method must be "spawn", "fork" or "forkserver", got {start_method!r}')
-    return str(start_method)
+    return start_method  # type: ignore[no-any-return]  # None: whatever multiprocessing is set to

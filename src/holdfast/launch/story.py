@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from holdfast._forensics.rules.python import user_frame
 from holdfast.incident import Exit, Failure, first_line
 from holdfast.verdicts import Name
 
@@ -47,6 +48,7 @@ class Other:
     later_s: float | None = None  # it failed by itself, so long after the first
     succeeded: bool = False
     hung: str = ""  # it ran too long as well: doing what
+    alike: bool = False  # it failed as the first did: of the same cause, not because of it
 
 
 def first_of(falls: Sequence[Fall]) -> Fall:
@@ -61,10 +63,16 @@ def blame(name: Name | None, stack: str) -> tuple[bool, int]:
 
 def consequences(others: Sequence[Other]) -> tuple[str, ...]:
     """A clause each: «rank 3 failed 0.2 s later with …, probably because of it», «ranks 1, 2 were ended after it»."""
-    told = []
-    for other in others:
-        if other.later_s is not None:
-            told.append(f"rank {other.rank} failed {_span(other.later_s)} later {_how(other)}, probably because of it")
+    failed = [other for other in others if other.later_s is not None]
+    told = [
+        f"rank {other.rank} failed {_span(other.later_s or 0.0)} later {_how(other)}, probably because of it"
+        for other in failed
+        if not other.alike
+    ]
+    alike = [other for other in failed if other.alike]
+    if alike:
+        latest = _span(max(other.later_s or 0.0 for other in alike))
+        told.append(f"{ranks([other.rank for other in alike])} failed in the same way, {latest} later")
     for doing in dict.fromkeys(other.hung for other in others if other.hung):
         same = [other.rank for other in others if other.hung == doing]
         told.append(f"{ranks(same)} ran as long, perhaps waiting for it: {doing}")
@@ -76,6 +84,15 @@ def consequences(others: Sequence[Other]) -> tuple[str, ...]:
     if done:
         told.append(f"{ranks(done)} had finished")
     return tuple(told)
+
+
+def is_alike(one: tuple[Exit | None, Failure | None], other: tuple[Exit | None, Failure | None]) -> bool:
+    """Whether two ranks failed of the same: the same type of exception at the same line, the same signal or code."""
+    (exit, failure), (exit_there, failure_there) = one, other
+    if failure is None or failure_there is None:
+        return failure is failure_there and exit == exit_there
+    here, there = user_frame(failure.traceback), user_frame(failure_there.traceback)
+    return failure.type_name == failure_there.type_name and here == there
 
 
 def ranks(numbers: Sequence[int]) -> str:
