@@ -75,6 +75,7 @@ def test_consequences_are_told_in_few_words():
     boom = Failure("OSError", "gone\nand more", "")
     others = [
         *(Other(rank, Exit(signal=15)) for rank in (0, 1, 2, 3, 5, 6, 8)),
+        Other(7, Exit(code=1), boom, later_s=0.34),
         Other(4, Exit(code=1), boom, later_s=0.21),
         Other(9, Exit(signal=6), later_s=0.003),
         Other(10, Exit(code=1), boom, later_s=0.5, alike=True),
@@ -82,8 +83,8 @@ def test_consequences_are_told_in_few_words():
     ]
 
     assert story.consequences(others) == (
-        "rank 4 failed 0.2 s later with OSError: gone, probably because of it",
         "rank 9 failed 3 ms later of SIGABRT, probably because of it",
+        "ranks 4, 7 failed 0.2 s later with OSError: gone, probably because of it",
         "rank 10 failed in the same way, 0.5 s later",
         "ranks 0–3, 5, 6, 8 were ended after it",
         "rank 11 had finished",

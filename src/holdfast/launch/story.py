@@ -63,12 +63,15 @@ def blame(name: Name | None, stack: str) -> tuple[bool, int]:
 
 def consequences(others: Sequence[Other]) -> tuple[str, ...]:
     """A clause each: «rank 3 failed 0.2 s later with …, probably because of it», «ranks 1, 2 were ended after it»."""
-    failed = [other for other in others if other.later_s is not None]
-    told = [
-        f"rank {other.rank} failed {_span(other.later_s or 0.0)} later {_how(other)}, probably because of it"
-        for other in failed
-        if not other.alike
-    ]
+    failed = sorted((other for other in others if other.later_s is not None), key=lambda other: other.later_s or 0.0)
+    told = []
+    groups: dict[object, list[Other]] = {}  # a peer's end is told by all others in the same words, but for a number
+    for other in failed:
+        if not other.alike:
+            groups.setdefault(_place(other), []).append(other)
+    for group in groups.values():
+        who = ranks([other.rank for other in group])
+        told.append(f"{who} failed {_span(group[0].later_s or 0.0)} later {_how(group[0])}, probably because of it")
     alike = [other for other in failed if other.alike]
     if alike:
         latest = _span(max(other.later_s or 0.0 for other in alike))
@@ -109,9 +112,14 @@ def ranks(numbers: Sequence[int]) -> str:
     return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(words)}"
 
 
+def _place(other: Other) -> object:
+    failure = other.failure
+    return _how(other) if failure is None else (failure.type_name, user_frame(failure.traceback))
+
+
 def _how(other: Other) -> str:
     if other.failure is not None:
-        message = first_line(other.failure.message, 120)
+        message = first_line(other.failure.message, 100)
         return f"with {other.failure.type_name}{f': {message}' if message else ''}"
     exit = other.exit
     if exit is not None and exit.signal is not None:
