@@ -81,7 +81,8 @@ def for_rank(verdict: Verdict, incident: Incident) -> Verdict:
     if verdict.name is Name.EXCEPTION and incident.kind is IncidentKind.EXCEPTION and failure is not None:
         if failure.type_name in _TRANSIENT:
             remedies.append("max_restarts=3   if it may pass by itself")
-        call = f"{incident.function or 'fn'}({incident.slot}, …)"
+        named = incident.function if incident.function.isidentifier() else "fn"  # not «<lambda>»
+        call = f"{named}({incident.slot}, …)"
         remedies.append(f"{call} in this process, or in a debugger, to see it raise here")
     return replace(
         verdict, cause=_told(verdict.cause), facts=tuple(map(_told, verdict.facts)), remedies=tuple(remedies)
