@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -146,26 +145,32 @@ def fail_in_first_attempt(rank: int, folder: Path) -> None:
 
 
 def be_hostile(rank: int, folder: str) -> None:
-    """Ignores what it can; has a child, and one in a session of its own. Says so by a file with all pids."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    mine = [os.getpid(), subprocess.Popen(SLEEP).pid]
-    if rank == 1:
-        mine.append(subprocess.Popen(SLEEP, start_new_session=True).pid)
-    note(folder, rank, mine)
+    """Has a child, and one in a session of its own; rank 0 hears no signal. Says so by a file with all pids."""
+    if rank == 0:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+    children = [subprocess.Popen(SLEEP), subprocess.Popen(SLEEP, start_new_session=True)]
+    note(folder, rank, [os.getpid(), *(child.pid for child in children)])
     if rank == 0:
         Plant("gil-loop")()
-    while True:
-        time.sleep(3600)
+    sleep_for_ever()
 
 
 def have_child(rank: int, folder: str) -> None:
     """With a child in its group: what the kernel ends together with it."""
+    signal.signal(signal.SIGIO, signal.SIG_IGN)  # what a pipe's end would mean to it otherwise
     note(folder, rank, [os.getpid(), subprocess.Popen(SLEEP).pid])
     if rank == 0:
         Plant("gil-loop")()
-    while True:
-        time.sleep(3600)
+    sleep_for_ever()
+
+
+def raise_and_stay(rank: int) -> None:
+    """Raises, and never ends: a thread that is no daemon is waited for."""
+    if rank == 1:
+        threading.Thread(target=sleep_for_ever).start()
+        raise ValueError("it stays")
+    sleep_for_ever()
 
 
 def note(folder: str, rank: int, pids: list[int]) -> None:

@@ -21,6 +21,7 @@ from holdfast._forensics import journal, report
 from holdfast.incident import Exit, Failure
 from holdfast.launch import story
 from holdfast.launch.story import Fall, Other
+from holdfast.verdicts import Name
 from launch import functions
 
 METHODS = ("fork", "spawn", "forkserver")
@@ -50,6 +51,35 @@ def test_the_first_to_raise_is_named_when_it_takes_long_to_end(tmp_path):
         holdfast.spawn(functions.raise_and_linger, (tmp_path,), 2, start_method="fork")
 
     assert caught.value.error_index == 1
+
+
+def test_a_failure_is_raised_when_its_rank_never_ends():
+    """Torch waits for ever where a thread of the rank does not end."""
+    context = holdfast.spawn(functions.raise_and_stay, (), 2, False, start_method="fork")
+
+    with pytest.raises(holdfast.RankRaisedError, match="it stays") as caught:
+        context.join(grace_period=0.1)
+
+    assert caught.value.error_index == 1
+    assert [process.is_alive() for process in context.processes] == [False, False]
+
+
+def test_who_waits_for_others_is_not_to_blame_when_all_hang():
+    """In a collective operation everybody waits for the one that does something else."""
+    in_collective = 'File "/site-packages/torch/distributed/distributed_c10d.py", line 9 in all_reduce'
+    waiting = (Name.WAITING_FOR_LOCK, in_collective)
+    sleeping = (Name.SLEEPING, in_collective)
+    elsewhere = (Name.WAITING_FOR_LOCK, 'File "train.py", line 3 in save')
+    stopped = (Name.STOPPED, "")
+    unknown = (None, "")
+
+    assert sorted([waiting, unknown, sleeping, elsewhere, stopped], key=lambda seen: story.blame(*seen)) == [
+        stopped,
+        elsewhere,
+        unknown,
+        sleeping,
+        waiting,
+    ]
 
 
 def test_nobody_is_blamed_for_others_when_all_fail_alike():

@@ -18,8 +18,10 @@ from transport.watching import wait_until
 
 @pytest.mark.faults
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_every_line_has_its_rank_and_arrives_before_the_error(capsys, method):
+def test_every_line_has_its_rank_and_arrives_before_the_error(capsys, monkeypatch, method):
     """print, a raw write, C's stdout, a progress bar, a last line without an end; standard error apart."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # else Python itself would see to it
+
     with pytest.raises(holdfast.RankExitedError) as caught:
         holdfast.spawn(functions.speak, (), 1, start_method=method)
 

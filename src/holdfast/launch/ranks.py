@@ -190,7 +190,6 @@ class Rank:
             killed = status == -signal.SIGKILL and not self.asked_to_end
             self._around = oom.surroundings(self.pid, killed=killed, sender=by_signal)
         self.lifeline.cut()
-        self._offspring.end()
         self.exit = self._reaped()
         self.has_rung()
         self._reported = self._reported or inside.read_report(self._report)

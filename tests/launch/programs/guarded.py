@@ -12,7 +12,7 @@ class Settings:
 
 
 def work(rank, settings, scale):
-    assert type(settings) is Settings  # the very class: it was not sent, but imported
+    assert type(settings) is sys.modules["__main__"].Settings  # the very class: it was not sent, but imported
     print("worked", scale(rank + settings.step))
 
 
