@@ -126,6 +126,7 @@ def exit_with_nothing(rank: int) -> None:
 
 
 def interrupt_self(rank: int) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     os.kill(os.getpid(), signal.SIGINT)
     sleep_for_ever()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 
@@ -9,6 +10,7 @@ import holdfast
 from launch import functions
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     name, method, join, folder = sys.argv[1:]
     fn = getattr(functions, name)
     holdfast.spawn(fn, (folder,), 2, join=join == "join", start_method=method)
