@@ -25,7 +25,7 @@ ROWS = (
     {"_system", "_capture"},
     {"_fleet", "_transport", "_worker", "_forensics", "_metrics", "_share"},
     {"engines"},
-    {"loader", "pool", "graph"},
+    {"loader", "pool", "graph", "launch"},
     {"dashboard", "testing", "doctor"},
     {"cli"},
     {"__main__"},

@@ -136,6 +136,16 @@ def test_readme_has_every_option_with_its_default():
     assert told == {**options, **in_words, **loader_options()}
 
 
+def test_readme_has_every_option_of_spawn_with_its_default():
+    """Those beyond torch's own."""
+    told = dict(re.findall(r"^\| `(\w+)=` \| `(.+?)` \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.M))
+    theirs = inspect.signature(torch.multiprocessing.spawn).parameters
+    ours = inspect.signature(holdfast.spawn).parameters
+
+    assert told == {name: repr(option.default) for name, option in ours.items() if name not in theirs}
+    assert list(ours)[: len(theirs)] == list(theirs)
+
+
 def loader_options() -> dict[str, str]:
     """What `DataLoader` takes beyond torch's own."""
     theirs = inspect.signature(torch.utils.data.DataLoader.__init__).parameters

@@ -1017,4 +1017,4 @@ def test_a_sample_is_condemned_with_the_stand_in_that_killed_its_worker():
         (IncidentKind.CRASH, (2,)),
     ]
     again = death(incarnation=2, position=2)
-    assert len(of(r.PutInQuarantine, handle(machine, again))) == 1
+    assert len(of(r.PutInQuarantine, handle(machine, r.WorkerReady(0, 2), again))) == 1

@@ -16,6 +16,13 @@ _HOMES = {
     "PoolBrokenError": "holdfast.pool.failing",
     "TaskCrashedError": "holdfast.pool.failing",
     "TaskTimeoutError": "holdfast.pool.failing",
+    "RankExitedError": "holdfast.launch.raising",
+    "RankHungError": "holdfast.launch.raising",
+    "RankRaisedError": "holdfast.launch.raising",
+    "RankStartError": "holdfast.launch.raising",
+    "SpawnContext": "holdfast.launch.group",
+    "SpawnError": "holdfast.launch.raising",
+    "spawn": "holdfast.launch.spawning",
     "SharedDict": "holdfast._share.mappings",
     "SharedList": "holdfast._share.sequences",
     "SharedPart": "holdfast._share.sharing",
@@ -43,10 +50,16 @@ __all__ = [
     "IncidentKind",
     "Pool",
     "PoolBrokenError",
+    "RankExitedError",
+    "RankHungError",
+    "RankRaisedError",
+    "RankStartError",
     "SharedDict",
     "SharedList",
     "SharedPart",
     "SourceUnavailableError",
+    "SpawnContext",
+    "SpawnError",
     "Statistics",
     "TaskCrashedError",
     "TaskTimeoutError",
@@ -57,6 +70,7 @@ __all__ = [
     "WorkerStartError",
     "share",
     "shared_parts",
+    "spawn",
 ]
 
 if TYPE_CHECKING:
@@ -74,6 +88,9 @@ if TYPE_CHECKING:
         WorkerStartError,
     )
     from holdfast.incident import Incident, IncidentKind
+    from holdfast.launch.group import SpawnContext
+    from holdfast.launch.raising import RankExitedError, RankHungError, RankRaisedError, RankStartError, SpawnError
+    from holdfast.launch.spawning import spawn
     from holdfast.loader.dataloader import DataLoader
     from holdfast.pool.executor import Pool
     from holdfast.pool.failing import PoolBrokenError, TaskCrashedError, TaskTimeoutError

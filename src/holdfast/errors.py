@@ -94,7 +94,7 @@ def crash_error(incident: Incident, *, healthy_slots: int, delivered: int) -> Wo
 
 def crash_message(incident: Incident, *, healthy_slots: int, delivered: int) -> str:
     """The five lines of a death: cause, python, task, state, next."""
-    rows = [("cause", _cause(incident)), *_where(incident)]
+    rows = [("cause", _cause(incident)), *where(incident)]
     rows.append(("task", _task(incident)))
     others = f"the other {healthy_slots} workers go on; " if healthy_slots > 1 else ""
     others = "the other worker goes on; " if healthy_slots == 1 else others
@@ -110,7 +110,7 @@ def crash_message(incident: Incident, *, healthy_slots: int, delivered: int) -> 
         advice.append(f"FaultPolicy(sample_timeout={seconds})   if such a sample is only slow")
     else:
         advice.append('faults="replace"         put another sample in its place, so that batches keep their size')
-    advice += _remedies(incident, told=advice)
+    advice += remedies(incident, told=advice)
     rows.append(("next", advice[0]))
     rows += [("", line) for line in advice[1:]]
     return _message(incident, rows)
@@ -118,7 +118,7 @@ def crash_message(incident: Incident, *, healthy_slots: int, delivered: int) -> 
 
 def task_message(incident: Incident) -> str:
     """The same for a task of a pool."""
-    rows = [("cause", _cause(incident, who="")), *_where(incident)]
+    rows = [("cause", _cause(incident, who="")), *where(incident)]
     seconds = f", {incident.seconds_in_hand:.1f} s in hand" if incident.seconds_in_hand >= 0.1 else ""
     rows.append(("task", f"it has now cost {incident.attempt} of {incident.attempts_allowed} workers{seconds}"))
     rows.append(("state", "the worker was replaced; every other task goes on"))
@@ -127,13 +127,13 @@ def task_message(incident: Incident) -> str:
         advice.append(
             f"Pool(task_timeout={max(60, round(incident.seconds_in_hand * 10))})   if such a task is only slow"
         )
-    advice += _remedies(incident, told=advice)
+    advice += remedies(incident, told=advice)
     rows.append(("next", advice[0]))
     rows += [("", line) for line in advice[1:]]
     return _message(incident, rows)
 
 
-def _where(incident: Incident) -> list[tuple[str, str]]:
+def where(incident: Incident) -> list[tuple[str, str]]:
     """In which native code, and in which Python code."""
     rows = []
     examined = incident.evidence.examined
@@ -145,7 +145,7 @@ def _where(incident: Incident) -> list[tuple[str, str]]:
     return rows
 
 
-def _remedies(incident: Incident, told: Sequence[str] = ()) -> list[str]:
+def remedies(incident: Incident, told: Sequence[str] = ()) -> list[str]:
     """What the verdict advises beyond what was told already, and where to read on."""
     verdict = incident.verdict
     if verdict is None:
@@ -221,7 +221,7 @@ def verdict_note(incident: Incident) -> str:
     if verdict is None:
         return ""
     rows = [("cause", verdict.words), *(("", fact) for fact in verdict.facts[:_MOST_FACTS])]
-    rows += [("" if at else "next", line) for at, line in enumerate(_remedies(incident))]
+    rows += [("" if at else "next", line) for at, line in enumerate(remedies(incident))]
     return "\n".join(["holdfast:", *(f"  {name:<8} {text}" for name, text in rows)])
 
 
@@ -254,7 +254,7 @@ def start_error(incident: Incident, attempts: int) -> WorkerStartError:
     if incident.verdict is not None:
         if failure is not None:
             lines += ["", f"  cause    {incident.verdict.words}"]
-        first, *others = _remedies(incident)
+        first, *others = remedies(incident)
         lines += ["", f"  next     {first}", *(f"           {line}" for line in others)]
     else:
         lines += ["", f"  next     {advice}"]

@@ -35,6 +35,7 @@ class Stage(enum.IntEnum):
     DELIVERING = 10  # handing a packed batch to the trainer
     AT_WORK = 11  # one of fetching, collating, sending: which one, nobody can say
     PROBING = 12  # fetching a sample that nobody asked for, to see whether the source answers
+    RUNNING = 13  # the function of a rank
 
     @property
     def words(self) -> str:
@@ -55,8 +56,14 @@ _STAGE_WORDS = {
     Stage.DELIVERING: "handing a batch over",
     Stage.AT_WORK: "working on a batch",
     Stage.PROBING: "probing whether the source of its samples answers",
+    Stage.RUNNING: "running its function",
 }
 
+
+_RANK_STAGES = {
+    Stage.STARTING: "importing the main module",
+    Stage.PREPARING: "unpickling its function",
+}
 
 _BATCH_VERBS = {
     Stage.FETCHING_MANY: "fetching",
@@ -209,6 +216,9 @@ class Incident:
     stuck: bool = False  # a stream that cannot step over this sample: the rest of it is out of reach
     noun: str = "sample"  # what the indices name: samples of a dataset, tasks of a pool
     source: str = ""  # what the circuit breaker found: «the source is gone: 4 different samples raised OSError: …»
+    role: str = "worker"  # what its process is: a loader's «worker», or a «rank» of `spawn`
+    function: str = ""  # that a rank runs: «train»
+    consequences: tuple[str, ...] = ()  # what became of the other ranks: «ranks 0, 2 were ended after it»
 
     @property
     def crash(self) -> CrashRecord | None:
@@ -264,6 +274,10 @@ class Incident:
         stage = self.in_hand.stage
         if stage is Stage.FETCHING and self.indices:
             return f"{'fetching' if self.noun == 'sample' else 'running'} {self.sample}"
+        if stage is Stage.RUNNING and self.function:
+            return f"running {self.function}"
+        if self.role == "rank" and stage in _RANK_STAGES:
+            return _RANK_STAGES[stage]
         if stage in _BATCH_VERBS and self.batch >= 0:
             verb = _BATCH_VERBS[stage]
             named = f" ({self.sample})" if len(self.indices) == 1 else ""
@@ -271,7 +285,7 @@ class Incident:
         return stage.words
 
     def __str__(self) -> str:
-        head = f"worker {self.slot} {self.cause}"
+        head = f"{self.role} {self.slot} {self.cause}"
         if self.kind in (IncidentKind.RECYCLED, IncidentKind.GROWTH):
             return head
         if self.kind is IncidentKind.RESIZED:

@@ -60,27 +60,27 @@ class FaultPolicy:
         _check_rule("on_error", self.on_error)
         if self.on_crash is not None:
             _check_rule("on_crash", self.on_crash)
-        _check_number("retries", self.retries, least=0, whole=True)
+        check_number("retries", self.retries, least=0, whole=True)
         if isinstance(self.retry_on, type):
             object.__setattr__(self, "retry_on", (self.retry_on,))
         object.__setattr__(self, "retry_on", tuple(self.retry_on))
         for kind in self.retry_on:
             if not (isinstance(kind, type) and issubclass(kind, BaseException)):
                 raise TypeError(f"retry_on takes exception types such as OSError, got {kind!r}")
-        _check_number("backoff_s", self.backoff_s, least=0)
-        _check_number("backoff_max_s", self.backoff_max_s, least=0)
-        _check_number("jitter", self.jitter, least=0)
+        check_number("backoff_s", self.backoff_s, least=0)
+        check_number("backoff_max_s", self.backoff_max_s, least=0)
+        check_number("jitter", self.jitter, least=0)
         if self.jitter > 1:
             raise ValueError(f"jitter is a share of the pause, 0 to 1, got {self.jitter}")
         if self.sample_timeout not in ("auto", None):
-            _check_number("sample_timeout", self.sample_timeout, least=0)
+            check_number("sample_timeout", self.sample_timeout, least=0)
             if self.sample_timeout == 0:
                 raise ValueError('sample_timeout must be more than 0 seconds (None: never; "auto": the default), got 0')
-        _check_number("hang_floor_s", self.hang_floor_s, least=0.01)
-        _check_number("max_restarts", self.max_restarts, least=0, whole=True)
-        _check_number("restart_window_s", self.restart_window_s, least=0.001)
+        check_number("hang_floor_s", self.hang_floor_s, least=0.01)
+        check_number("max_restarts", self.max_restarts, least=0, whole=True)
+        check_number("restart_window_s", self.restart_window_s, least=0.001)
         if self.max_bad is not None:
-            _check_number("max_bad", self.max_bad, least=0)
+            check_number("max_bad", self.max_bad, least=0)
             if type(self.max_bad) is float and self.max_bad > 1:
                 raise ValueError(
                     f"max_bad is a share between 0.0 and 1.0 when it is a float, got {self.max_bad} "
@@ -88,7 +88,7 @@ class FaultPolicy:
                 )
 
         if self.breaker_patience is not None:
-            _check_number("breaker_patience", self.breaker_patience, least=0)
+            check_number("breaker_patience", self.breaker_patience, least=0)
 
     @property
     def crash_rule(self) -> FaultRule:
@@ -140,7 +140,7 @@ def check_listeners(value: Any) -> tuple[Callable[[Incident], object], ...]:
 
 def check_threads(value: Any) -> int | None:
     if value is not None:
-        _check_number("worker_threads", value, least=1, whole=True)
+        check_number("worker_threads", value, least=1, whole=True)
     return value  # type: ignore[no-any-return]
 
 
@@ -151,7 +151,7 @@ def _check_rule(name: str, rule: Any) -> None:
         raise ValueError(f'{name} must be "raise", "skip", "replace" or a callable, got {rule!r}')
 
 
-def _check_number(name: str, value: Any, *, least: float, whole: bool = False) -> None:
+def check_number(name: str, value: Any, *, least: float, whole: bool = False) -> None:
     kinds: Any = int if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds) or value != value:
         raise TypeError(f"{name} must be {'a whole number' if whole else 'a number'}, got {value!r}")

@@ -70,6 +70,7 @@ def _rows(incident: Incident) -> list[tuple[str, Any]]:
         ("", "\n".join(incident.described[:_MOST_ROWS]) if len(incident.indices) > 1 else ""),
         ("python", python_line(incident.stack) or _last_line(incident)),
         ("native", native),
+        ("others", "\n".join(incident.consequences)),
         ("what was done", incident.action),
         ("what to do", "\n".join(verdict.remedies) if verdict else ""),
         ("more", f"holdfast report {incident.id}" if incident.id else ""),

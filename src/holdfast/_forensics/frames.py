@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 _LINE = re.compile(r'^ *File "(?P<path>[^"]*)", line (?P<line>\d+|\?\?\?)(?: in|, in) (?P<function>.*)$')
 _LIBRARY = re.compile(r"/lib(64)?/python3|/site-packages/|/dist-packages/|^<frozen")
-_OWN = re.compile(r"/holdfast/(?:_\w+|engines|loader|pool)/")
+_OWN = re.compile(r"/holdfast/(?:_\w+|engines|launch|loader|pool)/")
 
 
 @dataclass(frozen=True)

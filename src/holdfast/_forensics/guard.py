@@ -35,11 +35,12 @@ def unguarded_line() -> str:
     line = main.f_lineno
     for statement in tree.body:
         if statement.lineno <= line <= (statement.end_lineno or statement.lineno):
-            return "" if _is_guard(statement) else f"{os.path.basename(path)}:{line}"
+            return "" if is_guard(statement) else f"{os.path.basename(path)}:{line}"
     return ""
 
 
-def _is_guard(statement: ast.stmt) -> bool:
+def is_guard(statement: ast.stmt) -> bool:
+    """Whether it is `if __name__ == "__main__":` or its like."""
     return isinstance(statement, ast.If) and any(
         isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(statement.test)
     )

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from holdfast import tables
 from holdfast._forensics import journal
+from holdfast._forensics.heralds import Herald
 from holdfast._system.cpus import Throttled
 from holdfast.evidence import NO_EVIDENCE
 from holdfast.incident import Incident, IncidentKind
@@ -105,7 +106,7 @@ def key_of(index: Any) -> Any:
 
 class Ledger:
     def __init__(self, listeners: Sequence[Callable[[Incident], object]] = ()) -> None:
-        self.listeners = tuple(listeners)
+        self._herald = Herald(listeners)
         self.incidents: list[Incident] = []
         self.quarantine = Quarantine()
         self.epoch = -1
@@ -121,23 +122,12 @@ class Ledger:
         self.goods: tuple[Any, ...] = ()  # indices of samples that were fetched well in an earlier epoch
         self.breaker: Any = None  # of the epoch that runs
         self._summed_up = 0  # incidents that a summary has told of
-        self._complained: set[int] = set()  # listeners that have failed, and the log has said so
 
     def add(self, incident: Incident) -> None:
         self.incidents.append(incident)
         if len(self.incidents) > KEPT_WHOLE:
             self._slim(len(self.incidents) - KEPT_WHOLE - 1)
-        level = logging.INFO if incident.action in ("raised", "recycled") else logging.WARNING
-        why = f" ({incident.verdict.words})" if incident.verdict is not None and incident.exit is not None else ""
-        log.log(level, "%s%s", incident, why)
-        journal.add(incident)
-        for place, listener in enumerate(self.listeners):
-            try:
-                listener(incident)
-            except Exception:
-                if place not in self._complained:
-                    self._complained.add(place)
-                    log.exception("on_incident=%r failed; the job goes on, and this is said once", listener)
+        self._herald.tell(incident)
 
     def _slim(self, place: int) -> None:
         """An incident of long ago goes on without its evidence: a job may have a million of them."""

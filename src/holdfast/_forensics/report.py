@@ -60,6 +60,7 @@ def summary(incident: Incident) -> Section:
     python = python_line(incident.stack)
     if python:
         rows.append(("python", python))
+    rows += [("others" if n == 0 else "", text) for n, text in enumerate(incident.consequences)]
     rows.append(("done", incident.action or "nothing"))
     remedies = [*verdict.remedies, f"holdfast explain {verdict.name}"] if verdict else []
     rows += [("next" if n == 0 else "", remedy) for n, remedy in enumerate(remedies)]
@@ -76,7 +77,10 @@ def sections(incident: Incident, job: Job | None = None) -> list[Section]:
         Section("Native stack", text=_native(incident)),
         _instruction(incident),
         Section("Threads", text=_threads(incident)),
-        Section("Last words on standard error", text=incident.evidence.last_words.strip("\n")),
+        Section(
+            "Last words" if incident.role == "rank" else "Last words on standard error",
+            text=incident.evidence.last_words.strip("\n"),
+        ),
         _around(incident),
     ]
     return [section for section in found if section.rows or section.text]
@@ -87,7 +91,7 @@ def _task(incident: Incident, job: Job | None) -> Section:
     rows = []
     if job is not None:
         rows += [("command", job.command or "python"), ("in", job.folder), ("process", job.place)]
-    rows.append(("worker", f"{incident.slot}, life {incident.incarnation}, pid {incident.pid}"))
+    rows.append((incident.role, f"{incident.slot}, life {incident.incarnation}, pid {incident.pid}"))
     if incident.batch >= 0:
         rows.append(("batch", f"{incident.batch} of epoch {incident.epoch}"))
     rows.append(("stage", incident.in_hand.stage.words))
@@ -123,7 +127,7 @@ def _memory(incident: Incident) -> Section:
         for name, count in (("limit", around.oom.group_limit_bytes), ("machine", around.total_bytes)):
             if count is not None:
                 rows.append((name, words.size(count)))
-    return Section("Memory of the worker", tuple(rows))
+    return Section(f"Memory of the {incident.role}", tuple(rows))
 
 
 def sparkline(values: list[int], width: int = 60) -> str:

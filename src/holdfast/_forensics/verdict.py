@@ -7,6 +7,7 @@ Never   a process, a file, a lock, the clock.
 
 from __future__ import annotations
 
+from holdfast._forensics import wording
 from holdfast._forensics.rules import aborts, faults, growth, hangs, instructions, kills, python, starts
 from holdfast.incident import Incident
 from holdfast.verdicts import Confidence, Name, Verdict
@@ -26,18 +27,22 @@ RULES = (
 
 
 def judge(incident: Incident) -> Verdict:
-    for rule in RULES:
-        verdict = rule(incident)
-        if verdict is not None:
-            return verdict
-    return unknown(incident)
+    verdict = next(filter(None, (rule(incident) for rule in RULES)), None)
+    if verdict is None:
+        return unknown(incident)
+    return wording.for_rank(verdict, incident) if incident.role == "rank" else verdict
 
 
 def unknown(incident: Incident, *more: str) -> Verdict:
     """No rule knows it: everything that is known, instead of a guess."""
+    verdict = _unknown(incident, *more)
+    return wording.for_rank(verdict, incident) if incident.role == "rank" else verdict
+
+
+def _unknown(incident: Incident, *more: str) -> Verdict:
     facts = [incident.cause]
     cause = f"{incident.cause}, and nothing says why"
-    if incident.exit is not None:
+    if incident.exit is not None and not incident.hung:
         cause = incident.exit.explanation
     if incident.evidence.last_words:
         facts.append(f"it last wrote: {incident.evidence.last_words.strip().splitlines()[-1]}")

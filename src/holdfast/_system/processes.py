@@ -19,6 +19,7 @@ from dataclasses import dataclass
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_PF_EXITING = 4
 _libc = ctypes.CDLL(None, use_errno=True)
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, -1)
 
@@ -111,6 +112,15 @@ def parent_of(pid: int) -> int:
             return int(file.read().rpartition(b")")[2].split()[1])
     except (OSError, IndexError, ValueError):
         return -1
+
+
+def is_exiting(pid: int) -> bool:
+    """Whether a process is on its way out. Its files and connections close a while before its handle tells."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return bool(int(file.read().rpartition(b")")[2].split()[6]) & _PF_EXITING)
+    except (OSError, IndexError, ValueError):
+        return False
 
 
 @dataclass(frozen=True)

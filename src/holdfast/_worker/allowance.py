@@ -95,11 +95,16 @@ class Allowance:
 
     def stop_if_refused(self, error: BaseException) -> None:
         """Memory was refused: end here, with the sample in hand, as a crash would. It is tried again elsewhere."""
+        if self.note_refusal(error):
+            os._exit(1)
+
+    def note_refusal(self, error: BaseException) -> bool:
+        """Whether it says that memory was refused, by the limit; the black box has it then."""
         limit = self._limits.memory_bytes
         if limit is None or not _is_refusal(error):
-            return
+            return False
         self._box.retire(Reason.REFUSED, own_bytes("self") or limit, limit)
-        os._exit(1)
+        return True
 
 
 def _is_refusal(error: BaseException) -> bool:

@@ -49,7 +49,7 @@ def over_memory_limit(incident: Incident) -> Verdict | None:
     named = f"its memory_limit of {size_words(limit)}" if limit is not None else "its memory_limit"
     return Verdict(
         Name.MEMORY_LIMIT,
-        f"holdfast ended it at {held}, over {named}",
+        f"{'it was refused memory' if incident.failure is not None else 'holdfast ended it'} at {held}, over {named}",
         facts=(f"it held {held}", *_growth(evidence.worked)),
         remedies=(
             f'memory_limit="{_gib(evidence.over_limit_bytes * 5 // 4)}", if such samples really need it',

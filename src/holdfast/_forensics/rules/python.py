@@ -18,6 +18,7 @@ from holdfast.verdicts import Confidence, Name, Verdict, size_words
 _NOT_USERS = (
     *("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "/torch/utils/data/"),
     *("/holdfast/loader/", "/holdfast/_worker/", "/holdfast/_transport/", "/holdfast/engines/"),
+    "/holdfast/launch/",
 )
 _MOST_FRAMES = 100
 _DESCRIPTORS = ("Too many open files", "[Errno 24]", "[Errno 23]", "no descriptor left", "received 0 items of ancdata")
@@ -180,6 +181,8 @@ def out_of_memory(incident: Incident) -> Verdict | None:
     failure = incident.failure
     if incident.kind is not IncidentKind.EXCEPTION or failure is None:
         return None
+    if incident.evidence.over_limit_bytes is not None:
+        return None  # a limit of holdfast's own, which has a rule of its own
     if failure.type_name != "MemoryError" and not _has(failure.message, _NO_MEMORY):
         return None
     wanted = _BYTES_WANTED.search(failure.message)
@@ -249,6 +252,8 @@ def _make_room(full: Full | None, in_shm: bool) -> tuple[str, ...]:
 def raised(incident: Incident) -> Verdict | None:
     failure = incident.failure
     if incident.kind is not IncidentKind.EXCEPTION or failure is None:
+        return None
+    if incident.evidence.over_limit_bytes is not None:
         return None
     told = first_line(failure.message)
     remedies = []

@@ -24,6 +24,7 @@ _NO_PROCESS = ("OSError", "BlockingIOError")
 _STEPS = {
     ("jobs.py", "prepare"): "worker_init_fn",
     ("payload.py", "load"): "unpickling the dataset",
+    ("call.py", "load"): "unpickling the function or its arguments",
     ("streams.py", "open"): "iter(dataset)",
     ("streams.py", "replay_iterations"): "iter(dataset)",
 }

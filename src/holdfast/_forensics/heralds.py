@@ -1,0 +1,35 @@
+"""Tells of incidents: one line in the log, the journal, and whoever listens.
+
+Reads   incidents.
+Writes  the log, the journal; calls the user's listeners.
+Never   raises: what a listener raises is logged, once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from holdfast._forensics import journal
+from holdfast.incident import Incident
+
+log = logging.getLogger("holdfast")
+
+
+class Herald:
+    def __init__(self, listeners: Sequence[Callable[[Incident], object]] = ()) -> None:
+        self.listeners = tuple(listeners)
+        self._complained: set[int] = set()  # listeners that have failed, and the log has said so
+
+    def tell(self, incident: Incident) -> None:
+        level = logging.INFO if incident.action in ("raised", "recycled") else logging.WARNING
+        why = f" ({incident.verdict.words})" if incident.verdict is not None and incident.exit is not None else ""
+        log.log(level, "%s%s", incident, why)
+        journal.add(incident)
+        for place, listener in enumerate(self.listeners):
+            try:
+                listener(incident)
+            except Exception:
+                if place not in self._complained:
+                    self._complained.add(place)
+                    log.exception("on_incident=%r failed; the job goes on, and this is said once", listener)

@@ -1,0 +1,16 @@
+"""A script whose import takes for ever in a rank."""
+
+import time
+
+import holdfast
+
+
+def work(rank):
+    pass
+
+
+if __name__ != "__main__":
+    time.sleep(600)
+
+if __name__ == "__main__":
+    holdfast.spawn(work, timeout=1)

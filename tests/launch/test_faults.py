@@ -1,0 +1,140 @@
+"""Every way in which a rank can fail, and what the error says of it.
+
+Reads   the errors of `spawn`.
+Writes  nothing.
+Never   torch in a rank: its import is not what is tested.
+"""
+
+from __future__ import annotations
+
+import pickle
+import signal
+
+import pytest
+
+import holdfast
+from faults.table import FAULTS, TORN
+from holdfast import IncidentKind
+from holdfast.verdicts import Name
+from launch import functions
+
+VERDICTS = {
+    "exception": Name.EXCEPTION,
+    "unpicklable-exception": Name.EXCEPTION,
+    "odd-exception": Name.EXCEPTION,
+    "local-exception": Name.EXCEPTION,
+    "memory-error": Name.EXCEPTION,
+    "base-exception": Name.EXCEPTION,
+    "sys-exit": Name.EXITED,
+    "os-exit": Name.EXITED,
+    "sigkill": Name.KILLED,
+    "sigsegv": Name.NULL_POINTER,
+    "sigill": Name.DELIBERATE_TRAP,
+    "sigbus": Name.TRUNCATED_FILE,
+    "abort": Name.ABORTED,
+    "sigfpe": Name.ARITHMETIC_FAULT,
+    "stack-overflow": Name.STACK_OVERFLOW,
+}
+IN_FRESH_INTERPRETERS = ("unpicklable-exception", "sys-exit", "sigkill", "sigsegv")
+CASES = [(fault, "fork") for fault in VERDICTS] + [
+    (fault, method) for method in ("spawn", "forkserver") for fault in IN_FRESH_INTERPRETERS
+]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("name", "method"), CASES)
+def test_the_error_has_the_autopsy_when_a_rank_fails(name, method):
+    """Which rank, how, the verdict; torch's exception with its attributes and its first line."""
+    from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
+
+    fault = FAULTS[name]
+    told = []
+    raised = fault.type_name is not None or name == "base-exception"
+    kind = holdfast.RankRaisedError if raised else holdfast.RankExitedError
+
+    with pytest.raises(kind) as caught:
+        holdfast.spawn(functions.fire_at, (1, name), 2, start_method=method, on_incident=told.append)
+
+    error = caught.value
+    incident = error.incident
+    assert told == [incident]
+    assert (incident.slot, incident.role, incident.pid) == (1, "rank", error.error_pid)
+    assert error.error_index == 1
+    assert incident.verdict.name is VERDICTS[name]
+    assert incident.consequences == ("rank 0 was ended after it",)
+    assert incident.verdict.cause in str(error)
+    assert "sample" not in str(error)
+    if raised:
+        assert isinstance(error, ProcessRaisedException)
+        assert str(error).startswith("\n\n-- Process 1 terminated with the following error:\n")
+        assert not fault.says_torn or str(error).rstrip().endswith(TORN)
+        assert "launch/inside.py" not in str(error)
+    else:
+        assert isinstance(error, ProcessExitedException)
+        assert error.exit_code == (fault.code if fault.signal is None else -fault.signal)
+        assert error.signal_name == (None if fault.signal is None else signal.Signals(fault.signal).name)
+        ended = f"exit code {fault.code}" if fault.signal is None else f"signal {error.signal_name}"
+        assert str(error).startswith(f"process 1 terminated with {ended}\n")
+
+
+@pytest.mark.faults
+def test_all_are_ended_when_some_take_too_long():
+    """Of ranks that run too long, each in its way, the one that could not run at all is to blame; all are told."""
+    faults = ("deadlock", "gil-loop", "sigstop", "sleep")
+
+    with pytest.raises(holdfast.RankHungError) as caught:
+        holdfast.spawn(functions.fire_each, (faults,), 4, start_method="fork", timeout=3)
+
+    incident = caught.value.incident
+    others = "\n".join(incident.consequences)
+    assert (incident.kind, incident.slot, incident.verdict.name) == (IncidentKind.HANG, 2, Name.STOPPED)
+    assert caught.value.exit_code == -signal.SIGKILL
+    assert incident.seconds_in_hand > 2  # the last to start has run a little less than the first
+    assert "rank 0 ran as long, perhaps waiting for it: " in others
+    assert "rank 1 ran as long, perhaps waiting for it: " in others
+    assert "table.py" in others.partition("rank 3 ran as long")[2]
+    assert "FaultPolicy" not in str(caught.value)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_memory_is_refused_when_a_rank_passes_its_limit(method):
+    """By an exception with a traceback, and the limit named as the cause."""
+    with pytest.raises(holdfast.RankRaisedError, match="MemoryError") as caught:
+        holdfast.spawn(functions.allocate, (), 2, start_method=method, memory_limit="200MiB")
+
+    incident = caught.value.incident
+    assert (incident.slot, incident.verdict.name) == (0, Name.MEMORY_LIMIT)
+    assert incident.evidence.memory_limit_bytes == 200 << 20
+    assert "over its memory_limit of 200 MiB" in str(caught.value)
+
+
+def test_an_exit_is_a_failure_or_not_as_its_code_says():
+    """sys.exit() is a success, a text is code 1 and is passed on."""
+    holdfast.spawn(functions.exit_with_nothing, nprocs=2, start_method="fork")
+    with pytest.raises(holdfast.RankExitedError) as caught:
+        holdfast.spawn(functions.exit_with_text, start_method="fork")
+
+    assert caught.value.exit_code == 1
+    assert "said     nothing to do here" in str(caught.value)
+
+
+def test_a_rank_fails_when_somebody_interrupts_it_alone():
+    """With torch it would count as done."""
+    with pytest.raises(holdfast.RankExitedError) as caught:
+        holdfast.spawn(functions.interrupt_self, start_method="fork")
+
+    assert caught.value.exit_code == 130
+
+
+@pytest.mark.faults
+def test_errors_travel_with_their_incidents():
+    """From a launcher that is itself somebody's child process."""
+    with pytest.raises(holdfast.RankExitedError) as caught:
+        holdfast.spawn(functions.fire_at, (0, "os-exit"), start_method="fork")
+
+    again = pickle.loads(pickle.dumps(caught.value))
+
+    assert (type(again), str(again), again.exit_code) == (type(caught.value), str(caught.value), 3)
+    assert again.incident == caught.value.incident
+    assert pickle.loads(pickle.dumps(holdfast.RankRaisedError("Oh no!", 1, 1))).error_pid == 1
