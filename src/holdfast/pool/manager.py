@@ -245,8 +245,7 @@ class Manager:
     def _deliver(self) -> None:
         concluded = self._runner.concluded
         while concluded:
-            seq, outcome = concluded.popitem()
-            self._conclude(seq, outcome)
+            self._conclude(*concluded.popitem())
 
     def _conclude(self, seq: int, concluded: Concluded) -> None:
         chunk = self._door.chunks.pop(seq)

@@ -141,17 +141,21 @@ class Mapping:
                 if bunch.errors:
                     yield from self._with_errors(bunch)
                 else:
-                    yield from bunch.values
-                del bunch
+                    values = bunch.values
+                    del bunch
+                    values.reverse()
+                    while values:
+                        yield values.pop()  # nothing here holds on to it
         finally:
             self.abandoned = True
             self._early.clear()
 
     def _with_errors(self, bunch: _Bunch) -> Iterator[Any]:
-        for number, value in enumerate(bunch.values):
+        for number in range(len(bunch.rows)):
             error = bunch.errors.get(number)
             if error is None:
-                yield value
+                yield bunch.values[number]
+                bunch.values[number] = None
             elif self._faults == "raise":
                 try:
                     raise error
