@@ -127,7 +127,7 @@ class SpawnContext:
         deadline = None if timeout is None else time.monotonic() + timeout
         living = len(self._living())
         while living:
-            self._attend(deadline)
+            self._attend(self._next_look(deadline))
             now = time.monotonic()
             if any(rank.noticed and not rank.succeeded for rank in self._ranks):
                 return self._fail(self._fallen(grace_period))
@@ -145,8 +145,9 @@ class SpawnContext:
     def _living(self) -> list[Rank]:
         return [rank for rank in self._ranks if rank.runs]
 
-    def _attend(self, deadline: float | None) -> None:
+    def _attend(self, deadline: float) -> None:
         """Wait for the next thing that happens, and take notice of it; for a second at most."""
+        patience_s = max(0.0, min(_LOOK_S, deadline - time.monotonic()))
         living = self._living()
         poller = select.poll()
         for rank in living:
@@ -155,7 +156,7 @@ class SpawnContext:
                 poller.register(rank.bell, select.POLLIN)
         for fd in self._pump.descriptors():
             poller.register(fd, select.POLLIN)
-        ready = {fd for fd, _ in poller.poll(self._patience_s(deadline) * 1000)}
+        ready = {fd for fd, _ in poller.poll(patience_s * 1000)}
         before, self._looked = self._looked, time.monotonic()
         for fd in ready:
             self._pump.attend(fd)
@@ -173,34 +174,32 @@ class SpawnContext:
                 rank.vitals.look(self._looked, workers=len(living))
         self._oom.look(self._looked)
 
-    def _patience_s(self, deadline: float | None) -> float:
-        now = time.monotonic()
-        until = now + _LOOK_S
-        if deadline is not None:
-            until = min(until, deadline)
+    def _next_look(self, deadline: float | None) -> float:
+        """When somebody must be looked at, or the caller have an answer, at the latest."""
+        until = time.monotonic() + _LOOK_S if deadline is None else deadline
         if self._timeout_s is not None:
             until = min([until, *(rank.started + self._timeout_s + 0.001 for rank in self._living())])
-        return max(0.0, until - now)
+        return until
 
     # ------------------------------------------------------------ failing
 
     def _fallen(self, grace_period: float | None) -> Incident:
         """A rank has failed: end the others, and tell which was the first."""
         self._wait_for_end(_AFTERMATH_S if grace_period is None else grace_period)
+        for rank in self._living():
+            if not rank.is_falling:
+                log.warning("Terminating process %d via signal SIGTERM: another rank failed", rank.pid)
+                rank.signal(signal.SIGTERM)
+                if _is_stopped(rank):
+                    rank.kill()
+        self._wait_for_end(TERMINATE_S if grace_period is None else grace_period)
+        self._end_all()
         falls = [
             Fall(rank.index, rank.noticed, rank.after, rank.failed_at)
             for rank in self._ranks
             if rank.noticed and not rank.succeeded
         ]
         first = story.first_of(falls)
-        for rank in self._living():
-            if not rank.noticed:
-                log.warning("Terminating process %d via signal SIGTERM: rank %d failed", rank.pid, first.rank)
-                rank.signal(signal.SIGTERM)
-                if _is_stopped(rank):
-                    rank.kill()
-        self._wait_for_end(TERMINATE_S if grace_period is None else grace_period)
-        self._end_all()
         loser = self._ranks[first.rank]
         at = {fall.rank: fall.seen if fall.noted is None else fall.noted for fall in falls}
         others = [

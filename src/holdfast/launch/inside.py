@@ -161,14 +161,14 @@ def _users(frames: TracebackType | None) -> TracebackType | None:
     return first if first is not None else frames
 
 
-def read_report(report: int) -> tuple[float | None, Failure | None]:
+def read_report(report: int) -> tuple[float, Failure | None] | None:
     """In the launcher: when a rank failed, and how, as far as it has said so."""
     data = os.pread(report, 8 * _MOST_TEXT, 0)
     try:
         now, failure = pickle.loads(data)
         return now / 1e9, failure if isinstance(failure, Failure) else None
     except Exception:  # nothing, or half of it: the rank was killed while it wrote
-        return None, None
+        return None
 
 
 def is_importing_main() -> bool:

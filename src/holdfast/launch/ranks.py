@@ -59,7 +59,7 @@ class Rank:
         self._dying: tuple[float, float] | None = None  # likewise, of when it began to end
         self.asked_to_end = False  # by us, while it still ran
         self.hung_s: float | None = None  # it ran so long, longer than it may
-        self._reported: tuple[float | None, Failure | None] | None = None
+        self._reported: tuple[float, Failure | None] | None = None
         self._memory_bytes = plan.memory_bytes
         self._forked = plan.context.get_start_method() == "fork"
         self._pump = pump
@@ -159,6 +159,11 @@ class Rank:
         if self._dying is None and processes.is_exiting(self.pid):
             self._dying = now, before
 
+    @property
+    def is_falling(self) -> bool:
+        """It has failed, or is on its way out: nobody needs to end it, only to wait."""
+        return bool(self.noticed) or self._dying is not None
+
     # ------------------------------------------------------------ ending
 
     def signal(self, number: int) -> None:
@@ -247,7 +252,7 @@ class Rank:
 
     @property
     def succeeded(self) -> bool:
-        return self.exit == Exit(code=0)
+        return self.exit == Exit(code=0) and self._reported is None
 
     @property
     def in_hand(self) -> InHand:
