@@ -1,7 +1,7 @@
 """`num_workers="auto"` against every fixed number: `autosize.py`.
 
 Five jobs whose best number differs: one that waits for a disk, one that computes, one that does both, JPEGs, and one
-whose consumer sets the pace. Each runs with 1, 2, 4, 8 and 16 workers and with "auto", in alternation, several rounds.
+whose consumer sets the pace. Each runs with 1, 2, 4, … workers, as far as "auto" may go, and with "auto", in turn.
 Counted is the rate of the last third of the time, in the *first* epoch of a new loader: by then "auto" should have
 found its number. The best fixed number is the one with the highest median; "auto" is given as a share of its rate.
 """
@@ -21,8 +21,9 @@ import torch
 from workloads import jpegs_in
 
 from holdfast import DataLoader
+from holdfast.loader import pacing
 
-FIXED = (1, 2, 4, 8, 16)
+FIXED = [2**power for power in range(7) if 2**power <= pacing.new_sizing().most]
 MANY = 10_000_000
 NEAR = 0.9
 

@@ -20,6 +20,7 @@ WINDOW_BATCHES = 4  # and so many batches per worker
 WAITS = 0.05  # of the time: then the consumer is not fed
 GAIN = 1.06  # another worker must bring so much
 WARM_BATCHES = 2  # per worker, after a change
+MOST_VAIN = 2  # trials of more in a row
 LOOKS = 2  # so often is a trial looked at before it was in vain: others may have been busy
 HOLD_S = 15.0  # before what was in vain is tried again
 
@@ -42,6 +43,7 @@ class Sizing:
         self._too_few: Bound | None = None
         self._doubling = True
         self._doubts = 0  # looks at this trial that were disappointing
+        self._vain = 0  # trials of more, one after the other, that were
         self._warming = 0  # batches that were under way, or are a newcomer's first
         self._begin(None)
 
@@ -105,11 +107,15 @@ class Sizing:
         before, self._from = self._from, None
         if before is not None and disappointing:
             if before[0] < self.size:
-                self._too_many = _again(self._too_many, self.size, now)
+                # Once more half-way, for the best may lie there; then this is the best for a while.
+                self._vain += 1
+                self._too_many = _again(self._too_many, self.size if self._vain < MOST_VAIN else before[0] + 1, now)
                 self._doubling = False
             else:
                 self._too_few = _again(self._too_few, self.size, now)
             return before[0]
+        if before is not None:
+            self._vain = 0
         if before is not None and _brought_little(before, self.size, rate) and waits > WAITS:
             # More were better, but half as many more may be as good, or better still.
             self._too_many = _again(self._too_many, self.size, now)

@@ -90,7 +90,11 @@ class Manager:
                 self._numbers += len(item.rows)
             self._incoming.extend(items)
             if self._thread is None:
-                self._start()
+                try:
+                    self._start()
+                except BaseException:
+                    self._incoming.clear()  # whoever submitted is told by what is raised here
+                    raise
             self._ring()
 
     def check_open(self) -> None:
