@@ -99,17 +99,17 @@ def started(folder: Path, function: str, method: str, join: str):
     command = [sys.executable, str(PROGRAMS / "job.py"), function, method, join, str(folder)]
     launcher = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     files = [folder / f"pids-{rank}" for rank in range(2)]
-    pids = []
+    family = []
     try:
         assert wait_until(lambda: all(file.exists() for file in files), 60), launcher.poll()
-        pids = [pid for file in files for pid in json.loads(file.read_text())]
-        yield launcher, [psutil.Process(pid) for pid in pids]
+        family = [psutil.Process(pid) for file in files for pid in json.loads(file.read_text())]
+        yield launcher, family
     finally:
         launcher.kill()
         launcher.communicate()
-        for pid in pids:
+        for process in family:  # not by number: that may be somebody else's by now
             with contextlib.suppress(psutil.NoSuchProcess):
-                psutil.Process(pid).kill()
+                process.kill()
 
 
 def all_gone(processes: list[psutil.Process]) -> bool:
