@@ -22,7 +22,7 @@ _AT_ONCE = 4  # so many workers are looked at every second; more of them take tu
 _CHILDHOOD_S = 0.3  # looking takes a lock of the process that is looked at: not while it starts
 _MOST_SAMPLES = 240
 _SHARED = re.compile(rb"^RssShmem:\s*(\d+)", re.M)
-_DEAR = 400  # dear looks that took so long are not repeated for this many times as long
+_DEAR = 200  # dear looks that took so long are not repeated for this many times as long; twice that in large fleets
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
@@ -86,7 +86,8 @@ class Vitals:
             return None, None
         begun = time.thread_time()  # not the clock: on a busy machine that counts what others do
         private, cells = own_bytes(self._pid), shared_bytes(self._pid)
-        self._next_private = now + _DEAR * workers * (time.thread_time() - begun)
+        dear = _DEAR * min(2.0, max(1.0, workers / _AT_ONCE))
+        self._next_private = now + dear * workers * (time.thread_time() - begun)
         if private is not None:
             self._known = (private + (cells or 0), self._resident_bytes)
         return private, cells

@@ -127,7 +127,7 @@ def _memory(incident: Incident) -> Section:
         for name, count in (("limit", around.oom.group_limit_bytes), ("machine", around.total_bytes)):
             if count is not None:
                 rows.append((name, words.size(count)))
-    return Section(f"Memory of the {incident.role}", tuple(rows))
+    return Section(f"Memory of the {'rank' if incident.role == 'rank' else 'worker'}", tuple(rows))
 
 
 def sparkline(values: list[int], width: int = 60) -> str:

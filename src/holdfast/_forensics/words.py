@@ -76,6 +76,7 @@ def rows(pairs: list[tuple[str, str]], *, width: int = WIDTH) -> list[str]:
     """Names on the left, texts on the right, wrapped."""
     lines = []
     for name, text in pairs:
+        name = cut(name, width)  # which may come from a journal of somebody else's
         for part in tame(text).split("\n"):
             wrapped = textwrap.wrap(part, width - 12, break_on_hyphens=False) or [""]
             for line in wrapped:

@@ -89,7 +89,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         recycle_after: str | int | None = None,
         share_dataset: bool = False,
     ) -> None:
-        pacing.check_number(num_workers)
         self._sizing = pacing.new_sizing() if pacing.is_auto(num_workers) else None
         if self._sizing is not None:
             pacing.check_dataset(isinstance(dataset, torch.utils.data.IterableDataset))

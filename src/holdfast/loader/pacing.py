@@ -43,11 +43,6 @@ def new_sizing() -> Sizing:
     return Sizing(most, at_first=max(1, min(2, math.floor(cpus))))
 
 
-def check_number(num_workers: Any) -> None:
-    if isinstance(num_workers, str) and num_workers != "auto":
-        raise ValueError(f'num_workers must be a whole number or "auto", got {num_workers!r}')
-
-
 def check_dataset(is_stream: bool) -> None:
     if is_stream:
         raise ValueError(
