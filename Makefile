@@ -54,12 +54,13 @@ wheel: setup  ## build the wheel and run an epoch with it, away from src
 demo: setup  ## run the demonstration
 	$(BIN)/python demo/demo.py
 
-bench: setup  ## measure throughput against stock PyTorch, recovery, what evidence costs, what sharing saves, what \"auto\" finds
+bench: setup  ## measure throughput against stock PyTorch, recovery, what evidence costs, what sharing saves, sizes
 	$(BIN)/python benchmarks/throughput.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/capture.py
 	$(BIN)/python benchmarks/sharing.py
 	$(BIN)/python benchmarks/autosize.py
+	$(BIN)/python benchmarks/sampling.py
 
 bench-peers: setup  ## the same for torchdata, Grain and SPDL; installs them, and matplotlib for the plots
 	@$(BIN)/python -m pip install -qq -e '.[torch,bench]' -c constraints.txt

@@ -1018,3 +1018,19 @@ def test_a_sample_is_condemned_with_the_stand_in_that_killed_its_worker():
     ]
     again = death(incarnation=2, position=2)
     assert len(of(r.PutInQuarantine, handle(machine, r.WorkerReady(0, 2), again))) == 1
+
+
+@pytest.mark.parametrize("stage", [Stage.DELIVERING, Stage.SENDING, Stage.WAITING, Stage.FETCHING])
+@pytest.mark.parametrize("never_twice", [False, True])
+def test_a_task_that_was_begun_is_never_begun_again_where_that_is_promised(stage, never_twice):
+    """Even where its worker died of something else, with the result on its way."""
+    machine = Machine(1, FaultPolicy(on_error="skip", retries=0), never_twice=never_twice)
+    machine.begin()
+    handle(machine, r.WorkerReady(0, 1))
+    submit(machine, 0, 1, size=1)
+
+    actions = handle(machine, death(stage=stage, position=0, blameless=True))
+
+    again = [seq for _, seq, _ in sent(actions)]
+    assert again == ([1] if never_twice else [0, 1])
+    assert [seq for seq, _ in concluded(actions)] == ([0] if never_twice else [])

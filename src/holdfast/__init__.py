@@ -1,4 +1,4 @@
-"""holdfast: a data loader whose worker processes may die without ending the job.
+"""holdfast: a data loader, a process pool and a launcher whose processes may die without ending the job.
 
 The public names load late: `import holdfast` imports neither torch nor anything that needs it.
 """

@@ -95,7 +95,7 @@ class Trapped(Files):
     def __getitem__(self, index: int) -> torch.Tensor:
         folder = self.home / "folder"
         if index in self.seen and not folder.exists():
-            time.sleep(3600)
+            time.sleep(3600)  # this is the hang
         value = sample((folder / str(index)).read_text())
         self.seen.add(index)
         return value

@@ -62,7 +62,7 @@ def begun(folder: str | Path) -> dict[int, int]:
 
 def sleep_for_ever() -> None:
     while True:
-        time.sleep(60)
+        time.sleep(60)  # this is the hang
 
 
 def overflow() -> None:

@@ -283,7 +283,7 @@ PROGRAM = """
 import os, sys, time
 from holdfast import Pool
 def work(n):
-    time.sleep(0.05)
+    time.sleep(0.05)  # so that the program ends before its tasks do
     os.write(1, b"done %d\\n" % n)
 if __name__ == "__main__":
     pool = Pool(2, sys.argv[1])

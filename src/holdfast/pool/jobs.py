@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import pickle
+import random
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -205,10 +208,6 @@ class PoolJob:
 
 def _seed_apart() -> None:
     """Workers are forks of one process: without this, all would draw the same random numbers."""
-    import os
-    import random
-    import sys
-
     seed = int.from_bytes(os.urandom(8), "little") >> 1
     random.seed(seed)
     if "numpy" in sys.modules:

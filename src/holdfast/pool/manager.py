@@ -64,7 +64,6 @@ class Manager:
         self._seq = 0
         self._item_s: float | None = None  # how long a task takes, about
         self.broken: BaseException | None = None
-        self.finished = 0
 
     @property
     def workers(self) -> int:
@@ -165,11 +164,6 @@ class Manager:
     def pids(self) -> list[int]:
         return self._engine.pids if self._thread is not None and self._thread.is_alive() else []
 
-    @property
-    def counts(self) -> dict[str, int]:
-        machine = self._machine if self._thread is not None else None
-        return {name: getattr(machine, name, 0) for name in ("restarts", "retries", "recycled")}
-
     # ------------------------------------------------------------ in the thread
 
     def _run(self) -> None:
@@ -267,7 +261,6 @@ class Manager:
 
     def _settle(self, chunk: Chunk, results: Results | None, condemned: dict[int, Incident]) -> None:
         """Hand out what came of a chunk."""
-        self.finished += chunk.size
         if results is not None and len(results.done) == chunk.size and len(chunk.items) == 1:
             chunk.items[0].settle(results.values, {})
             return

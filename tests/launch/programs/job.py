@@ -15,4 +15,4 @@ if __name__ == "__main__":
     fn = getattr(functions, name)
     holdfast.spawn(fn, (folder,), 2, join=join == "join", start_method=method)
     while True:  # where it does not join, it does something else
-        time.sleep(3600)
+        time.sleep(3600)  # until it is interrupted or killed

@@ -10,7 +10,7 @@ def work(rank):
 
 
 if __name__ != "__main__":
-    time.sleep(600)
+    time.sleep(600)  # until it is interrupted or killed
 
 if __name__ == "__main__":
     holdfast.spawn(work, timeout=1)

@@ -47,15 +47,15 @@ class Budget:
         self._largest = 0.0
         self._most = 0  # workers that there ever were at a time
 
-    def look(self, now: float, sizes: Mapping[int, int], beside: int = 0) -> Told | None:
-        """What is to be told, if anything. `sizes`: by slot, in bytes; `beside`: what the fleet uses else."""
+    def look(self, now: float, sizes: Mapping[int, int]) -> Told | None:
+        """What is to be told, if anything. `sizes`: by slot, in bytes."""
         if now < self._next or not sizes:
             return None
         self._next = now + LOOK_EVERY_S
         self._most = max(self._most, len(sizes))
         slot, largest = max(sizes.items(), key=lambda item: item[1])
         self._largest = max(float(largest), self._largest * _FADING)
-        used = sum(sizes.values()) + beside
+        used = sum(sizes.values())
         left = self._left()
         room = left - self._spare
         scarce = room < 0 and largest >= self._spare // 8  # else its leaving would change nothing
