@@ -1,0 +1,1 @@
+"""Graphs that live once in shared memory, and neighbourhoods sampled from them by supervised workers."""
