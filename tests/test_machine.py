@@ -185,6 +185,17 @@ def test_nobody_is_blamed_for_a_death_with_nothing_in_hand(stage):
     assert of(r.ReportIncident, actions)[0].incident.action == "replaced"
 
 
+def test_a_batch_that_no_worker_can_hand_over_does_not_go_round_for_ever():
+    """Five times may be chance; then it is the batch's, and one of its samples'."""
+    machine = begun(retries=0, on_error="skip")
+    submit(machine, 0)
+    actions = [handle(machine, death(n, Stage.DELIVERING, 0, -1), r.WorkerReady(0, n + 1)) for n in range(1, 7)]
+
+    told = [of(r.ReportIncident, each)[0].incident.action for each in actions]
+
+    assert told == [*["replaced"] * 5, "searched by halving"]
+
+
 def test_a_worker_has_only_so_many_tasks_waiting_and_gets_the_next_as_it_finishes():
     """The rest waits in the machine, in order."""
     machine = begun()

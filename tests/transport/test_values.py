@@ -265,7 +265,7 @@ def test_arrow_objects_arrive_as_they_were_sent(rows):
     )
     sent = [table, table.to_batches()[0], table["s"], table.slice(1, 2), pa.array([1.5, None] * rows)]
 
-    *arrived, buffer = _carried(*sent, pa.py_buffer(bytes(rows)))
+    *arrived, buffer = _carried(*sent, pa.py_buffer(bytes(20 * rows)))
 
     assert all(type(one) is type(other) and one.equals(other) for one, other in zip(arrived, sent, strict=True))
-    assert buffer.to_pybytes() == bytes(rows)
+    assert buffer.to_pybytes() == bytes(20 * rows)

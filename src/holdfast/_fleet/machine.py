@@ -231,6 +231,8 @@ class Machine:
             self._died_with(slot, head, incident)
         elif self.crew.was_killed_for_memory(event, incident, now):
             pass  # nobody's fault, and told
+        elif stage is Stage.DELIVERING and head is not None and in_hand and head.keeps_being_undelivered():
+            self._died_with(slot, head, incident)
         elif event.blameless or stage in _OWN_STAGES:
             self._do(r.ReportIncident(incident))
         elif stage in _START_STAGES or not started:

@@ -14,6 +14,8 @@ from holdfast import records as r
 from holdfast._fleet.halving import Halving
 from holdfast.incident import Incident
 
+_CHANCE = 5
+
 
 @dataclass
 class Slot:
@@ -40,6 +42,12 @@ class Task:
     substitutes: dict[int, int] = field(default_factory=dict)
     search: Halving | None = None
     is_asked_about: bool = False  # the user's callable has yet to say what becomes of it
+    undelivered: int = 0  # how many workers died while they handed it over
+
+    def keeps_being_undelivered(self) -> bool:
+        """One more has died so. That is nobody's fault, until it is no chance any more."""
+        self.undelivered += 1
+        return self.undelivered > _CHANCE
 
     def live(self) -> tuple[int, ...]:
         if self.skippable:

@@ -77,7 +77,9 @@ class Packer:
                 side,
             )
             region = arena.inline_region()
-            parts = [region, *wire.parcel_parts(parcel), *pieces]
+            # What is large and read-only comes as the buffer that it was.
+            pickled = [piece.raw() if type(piece) is pickle.PickleBuffer else piece for piece in pieces]
+            parts = [region, *wire.parcel_parts(parcel), *pickled]
             cells = {place[0] for place in self.places}.union(place[0] for place in self._buffers)
             return Packed(parts, tuple(cell.handle for cell in arena.made), len(region), cells)
         finally:
