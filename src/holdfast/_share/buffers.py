@@ -214,15 +214,19 @@ def _tensor(mapped: Memory, at: int, name: str, shape: tuple[int, ...], stride: 
 def register() -> None:
     """Have multiprocessing hand on by handle what lies in shared memory; of types that are imported by now."""
     known = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
-    kinds: list[tuple[type, Callable[[Any], Any]]] = [(numpy.ndarray, _place_of_array)]
-    if "torch" in sys.modules:
-        kinds.append((sys.modules["torch"].Tensor, _place_of_tensor))
-    if "pyarrow" in sys.modules:
-        kinds.append((sys.modules["pyarrow"].Buffer, _place_of_buffer))
-    kinds += [(kind, _bare) for kind in _arrow_arrays()]
-    for kind, place in kinds:
+    for kind, place in places().items():
         if not isinstance(known.get(kind), _ByHandle):
             ForkingPickler.register(kind, _ByHandle(place, known.get(kind)))
+
+
+def places() -> dict[type, Callable[[Any], Any]]:
+    """For types whose bytes may lie in shared memory, what reduces one to where it lies; None: it does not."""
+    kinds: dict[type, Callable[[Any], Any]] = {numpy.ndarray: _place_of_array}
+    if "torch" in sys.modules:
+        kinds[sys.modules["torch"].Tensor] = _place_of_tensor
+    if "pyarrow" in sys.modules:
+        kinds[sys.modules["pyarrow"].Buffer] = _place_of_buffer
+    return kinds | dict.fromkeys(_arrow_arrays(), _bare)
 
 
 class _ByHandle:

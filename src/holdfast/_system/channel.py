@@ -6,8 +6,9 @@ Never   a lock that the other side could hold, nor half a message handed on as a
 
     frame = length, kind, handles, flags, seq, extra  |  body
 
-A body over INLINE_LIMIT travels in shared memory of its own, whose handle is in the frame. Handles are descriptors
-here, and travel beside the bytes; in `portable_channel` they are names.
+A body over INLINE_LIMIT travels in shared memory of its own, whose handle is in the frame; the end that blocks, a
+worker's, reads it there. Handles are descriptors here, and travel beside the bytes; in `portable_channel` they are
+names.
 
 The bell is an eventfd that the end which does not block rings after each write, and the end which blocks
 waits on. Waking by the socket itself is «synchronous» in Linux: the kernel takes the waker to be about to
@@ -30,6 +31,7 @@ from holdfast._system import memory, ownership
 from holdfast._system.memory import Handle
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
+Body: TypeAlias = bytearray | memoryview  # to be written to, either
 
 HEADER = struct.Struct("<IBBHqq")
 HEADER_SIZE = HEADER.size
@@ -48,7 +50,7 @@ class Frame(NamedTuple):
     kind: int
     seq: int
     extra: int
-    body: bytearray
+    body: Body
     handles: tuple[Handle, ...]
 
 
@@ -261,9 +263,9 @@ class Channel:
             if count_of:
                 handles = self._take_handles(count_of, body)
             if flags & _SPILLED:
-                body = _read_spilled(handles[0], body)
-                handles = handles[1:]
-            frames.append(Frame(kind, seq, extra, body, handles))
+                frames.append(Frame(kind, seq, extra, self._read_spilled(handles[0], body), handles[1:]))
+            else:
+                frames.append(Frame(kind, seq, extra, body, handles))
             start = end
         return frames, start
 
@@ -273,6 +275,11 @@ class Channel:
 
     def _take_handles(self, count: int, body: bytearray) -> tuple[Handle, ...]:
         return tuple(self._descriptors.popleft() for _ in range(count))
+
+    def _read_spilled(self, handle: Handle, size: bytearray) -> Body:
+        room = memoryview(memory.adopt(handle, _SIZE.unpack_from(size)[0])).cast("B")
+        # A worker may trust its trainer not to write there any more; nobody may trust a worker.
+        return room if self._blocking else bytearray(room)
 
     def garble(self) -> None:
         """What came is no message of ours: somebody wrote to a descriptor that is not his. Nothing more is read."""
@@ -295,11 +302,6 @@ class Channel:
 
     def abandon(self) -> None:
         self.close()
-
-
-def _read_spilled(handle: Handle, size: bytearray) -> bytearray:
-    room = memory.adopt(handle, _SIZE.unpack_from(size)[0])
-    return bytearray(memoryview(room).cast("B"))
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

@@ -144,7 +144,7 @@ def pack_numbers(numbers: list[int]) -> bytes:
     return array("q", numbers).tobytes()
 
 
-def unpack_numbers(body: bytearray, count: int) -> list[int]:
+def unpack_numbers(body: bytearray | memoryview, count: int) -> list[int]:
     numbers = array("q")
     numbers.frombytes(memoryview(body)[: 8 * count])
     return list(numbers)

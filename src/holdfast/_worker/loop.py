@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 from holdfast._capture import crash, stacks
 from holdfast._capture.blackbox import BlackBox, Reason
 from holdfast._system import processes
-from holdfast._system.channel import Channel, Frame
+from holdfast._system.channel import Body, Channel, Frame
 from holdfast._transport import packing, wire
 from holdfast._transport.cells import Arena
 from holdfast._transport.wire import Kind
@@ -135,7 +135,7 @@ class Desk:
         """Tell the trainer what a probe showed, and hear what to do."""
         return self._heard(self._consult(Kind.PROBED, seq, tuple(found), Kind.SOURCE))
 
-    def _heard(self, body: bytearray) -> AnswerDoubt:
+    def _heard(self, body: Body) -> AnswerDoubt:
         answer: AnswerDoubt = wire.load(body)
         return answer
 
@@ -153,7 +153,7 @@ class Desk:
         self.box.retire(Reason.SOURCE, 0, 0)
         raise EOFError
 
-    def _consult(self, kind: Kind, seq: int, question: Any, answer: Kind) -> bytearray:
+    def _consult(self, kind: Kind, seq: int, question: Any, answer: Kind) -> Body:
         self._channel.send(kind, seq, 0, [wire.dump(question)])
         held: deque[Frame] = deque()
         while True:

@@ -122,13 +122,14 @@ class Exchange:
         worker.channel.send(Kind.RESTORE, parts=[wire.dump(restored)])
         self._workers[worker.slot] = worker
 
-    def send_task(self, slot: int, incarnation: int, seq: int, body: bytes, probe: bool) -> None:
+    def send_task(self, slot: int, incarnation: int, seq: int, body: bytes | list[Any], probe: bool) -> None:
         worker = self._worker(slot, incarnation)
         if worker is None:
             return
         freed = worker.table.take_freed()
         extra = len(freed) | (loop.PROBE if probe else 0)
-        worker.channel.send(Kind.TASK, seq, extra, [wire.pack_numbers(freed), body] if freed else [body])
+        parts: list[Any] = body if isinstance(body, list) else [body]
+        worker.channel.send(Kind.TASK, seq, extra, [wire.pack_numbers(freed), *parts] if freed else parts)
         if worker.channel.congested:
             self._mind_congestion(worker)
         if self._cells:

@@ -24,14 +24,19 @@ class Result:
     __slots__ = ("_body", "_parcel", "_roots", "_table")
 
     def __init__(self, frame: Frame, table: CellTable) -> None:
-        self._body = frame.body
+        self._body = bytearray(frame.body) if isinstance(frame.body, memoryview) else frame.body
         self._table = table
         self._roots: dict[int, Any] = {}  # leases: an interrupted opening must not give the cells back
-        self._parcel = packing.adopt(frame.body, frame.extra, frame.handles, table)
+        self._parcel = packing.adopt(self._body, frame.extra, frame.handles, table)
 
     @property
     def side(self) -> wire.Side:
         return self._parcel.side
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes of memory, about."""
+        return len(self._body) + sum(place[2] for place in (*self._parcel.buffers, *self._parcel.places))
 
     def open(self) -> Any:
         return packing.unpack(self._parcel, self._body, self._table, self._roots)

@@ -37,7 +37,7 @@ class Door:
         self._imports_main = imports_main
         self._last: tuple[Incident, Incident] | None = None
 
-    def encode(self, seq: int, plan: Plan) -> bytes:
+    def encode(self, seq: int, plan: Plan) -> list[Any]:
         return self.chunks[seq].encode(plan.excluded, plan.probe)
 
     def explain(self, incident: Incident) -> Incident:
@@ -84,7 +84,7 @@ class Door:
 def _call(item: Item, row: int) -> str:
     """«parse('a.jpg', <ndarray>)»: values only of what is short and plain."""
     function = item.function.call if type(item.function) is Function else item.function
-    named = [_shown(value) for value in item.rows[row]] + [
+    named = [_shown(value) for value in item.row(row)] + [
         f"{key}={_shown(value)}" for key, value in item.kwargs.items()
     ]
     text = f"{getattr(function, '__qualname__', type(function).__name__)}({', '.join(named)})"

@@ -23,7 +23,7 @@ from holdfast.limits import budget_of, limits_of
 from holdfast.pool.manager import Manager, ManagerSettings
 from holdfast.pool.mapping import Failed, Mapping
 from holdfast.pool.work import Item
-from holdfast.settings import FaultPolicy, check_listeners
+from holdfast.settings import FaultPolicy, check_listeners, check_threads
 
 _managers: weakref.WeakSet[Manager] = weakref.WeakSet()
 
@@ -51,9 +51,8 @@ class _Submitted(Item):
     def drop(self) -> None:
         self.future.cancel()
 
-    def split(self) -> list[Item]:
-        self.alone = True
-        return [self]
+    def part(self, start: int, stop: int) -> Item:
+        return self
 
 
 class Pool(Executor):
@@ -68,6 +67,8 @@ class Pool(Executor):
     memory_budget  memory of all workers together, such as "24GiB" or "80%"; None: what container or machine leave
     recycle_after  a fresh worker after so many tasks (500) or growth ("1GiB")
     max_tasks_per_child  as in concurrent.futures: the same as recycle_after with a number
+    worker_threads  threads that torch, OpenMP, MKL, OpenBLAS, OpenCV and NumExpr may each use in a worker; None: as
+                  they like (under fork, torch hangs then if it has worked in this process before)
     faults        a `FaultPolicy` for the rest: retry_on, pauses, limits
     on_incident   a callable, or several, that are given each `Incident` as it happens
 
@@ -87,6 +88,7 @@ class Pool(Executor):
         memory_budget: str | int | None = None,
         recycle_after: str | int | None = None,
         max_tasks_per_child: int | None = None,
+        worker_threads: int | None = 1,
         faults: FaultPolicy | None = None,
         on_incident: Callable[[Incident], object] | Sequence[Callable[[Incident], object]] = (),
     ) -> None:
@@ -121,6 +123,7 @@ class Pool(Executor):
             limits_of(memory_limit, recycle_after),
             budget_of(memory_budget),
             at_most_once=policy.retries == 0,
+            threads=check_threads(worker_threads),
         )
         self._manager = Manager(settings, self._ledger)
         _managers.add(self._manager)

@@ -9,51 +9,45 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import pickle
 import random
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
-
-import cloudpickle
 
 from holdfast._capture.blackbox import POSITION, SINCE
 from holdfast._fleet.policy import pause_s
-from holdfast._worker import failures
+from holdfast._worker import failures, threads
 from holdfast._worker.loop import Desk, Restored
 from holdfast.incident import Decision, Stage
 from holdfast.limits import NO_LIMITS, Limits
 from holdfast.pool.failing import Raised, UnpicklableResultError, UnreadableTaskError
-from holdfast.pool.work import dumps
+from holdfast.pool.parcels import PLAIN, Apart, Message, are_plain, dumps
+from holdfast.pool.work import Shared
 from holdfast.settings import FaultPolicy
 
 _MOST_FUNCTIONS = 256
-
-
-class ByValue:
-    """A result of a class that only this worker has: a notebook's, say."""
-
-    __slots__ = ("pickled",)
-
-    def __init__(self, pickled: bytes) -> None:
-        self.pickled = pickled
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return pickle.loads, (self.pickled,)
+_LONG_NS = 20_000_000  # a chunk that has taken so long hands back what it has not begun: others may have time
 
 
 @dataclass
 class Results:
     """What comes back of a chunk."""
 
-    done: list[int]
-    values: list[Any]
-    raised: dict[int, Raised]
-    seconds: float
+    done: list[Sequence[int]] = field(default_factory=list)  # positions, in the order of `values`
+    values: list[Any] = field(default_factory=list)
+    raised: dict[int, Raised] = field(default_factory=dict)
+    rest: list[int] = field(default_factory=list)  # not begun: the others took long
+    seconds: float = 0.0
+
+    @property
+    def count(self) -> int:
+        return len(self.values) + len(self.raised)
 
 
 class _NoRandomness:
@@ -72,12 +66,15 @@ class PoolJob:
     policy: FaultPolicy
     limits: Limits = NO_LIMITS
     can_skip: bool = False
+    threads: int | None = 1
 
     def prepare(self, desk: Desk, slot: int, restored: Restored) -> None:
         self.desk = desk
         desk.randomness = _NoRandomness()  # type: ignore[assignment]
         self._functions: dict[bytes, Callable[..., Any]] = {}
         _seed_apart()
+        if self.threads is not None:
+            threads.limit(self.threads)
         if self.initializer is not None:
             initialize = self.initializer
             initialize = pickle.loads(initialize) if isinstance(initialize, bytes) else initialize
@@ -94,49 +91,78 @@ class PoolJob:
         return b""
 
     def run(self, seq: int, body: memoryview, probe: bool) -> None:
-        functions, segments = pickle.loads(body)
-        results = Results([], [], {}, 0.0)
-        box = self.desk.box
-        box.enter(Stage.FETCHING, seq)
+        message = Message(body)
+        functions, segments, together = message.head
+        results = Results()
+        self.desk.box.enter(Stage.FETCHING, seq)
         begun = time.monotonic_ns()
-        for which, positions, pickled in segments:
-            self._run_segment(seq, functions[which], list(positions), pickled, results)
+        until = sys.maxsize if probe else begun + _LONG_NS
+        first = 0
+        for function, positions, apart in segments:
+            blobs = range(first, first + len(positions)) if apart else range(first, first + 1)
+            first = blobs.stop
+            self._run_segment(seq, functions[function], positions, message, blobs, apart, results, until)
         results.seconds = (time.monotonic_ns() - begun) / 1e9
-        self._send(seq, results, probe)
+        self._send(seq, results, probe, together)
 
-    def _run_segment(self, seq: int, function: bytes, positions: list[int], pickled: bytes, results: Results) -> None:
+    def _run_segment(
+        self,
+        seq: int,
+        function: bytes,
+        positions: Sequence[int],
+        message: Message,
+        blobs: range,
+        apart: bool,
+        results: Results,
+        until: int,
+    ) -> None:
+        if results.rest:
+            results.rest.extend(positions)
+            return
         words, clock = self.desk.box.words, time.monotonic_ns
         words[POSITION] = positions[0]
         words[SINCE] = clock()
+        failed = len(results.raised)
         try:
             call = self._functions.get(function) or self._load(function)
-            rows, kwargs = pickle.loads(pickled)
+            arguments: Iterable[Any] = blobs
+            if apart:
+                call = functools.partial(_call_apart, message, call)
+            else:
+                call, arguments = _spread(call, message.load(blobs[0])[0])
         except BaseException as error:
-            told = UnreadableTaskError(f"a worker could not unpickle this task: {type(error).__name__}: {error}")
-            told.__cause__ = error
             for position in positions:
-                self._note(told, position, results, Stage.FETCHING)
+                self._note(_unreadable(error), position, results, Stage.FETCHING)
             return
-        add, mark = results.values.append, results.done.append
-        tasks = zip(positions, rows)
-        position, row = positions[0], rows[0]
+        add = results.values.append
+        tasks = zip(positions, arguments)
+        position, argument = positions[0], None
         while True:
             try:
-                for position, row in tasks:
+                for position, argument in tasks:
                     words[POSITION] = position
-                    words[SINCE] = clock()
-                    add(call(*row, **kwargs))
-                    mark(position)
-                return
+                    words[SINCE] = now = clock()
+                    if now > until and results.count:
+                        results.rest += [position, *(position for position, _ in tasks)]
+                        break
+                    add(call(argument))
+                break
             except BaseException as error:  # and on with the next one
-                self._failed(error, seq, position, results, functools.partial(call, *row, **kwargs))
+                self._failed(error, seq, position, results, functools.partial(call, argument))
+        if results.rest or len(results.raised) > failed:
+            left_out = {*results.rest, *results.raised}
+            positions = [position for position in positions if position not in left_out]
+        if positions:
+            results.done.append(positions)
 
     def _load(self, pickled: bytes) -> Callable[..., Any]:
         if len(self._functions) >= _MOST_FUNCTIONS:
             self._functions.clear()
-        call: Callable[..., Any] = pickle.loads(pickled)
+        call: Any = pickle.loads(pickled)
+        if type(call) is Shared:
+            call = pickle.loads(call.pickled)
         self._functions[pickled] = call
-        return call
+        return call  # type: ignore[no-any-return]
 
     def _failed(
         self, error: BaseException, seq: int, position: int, results: Results, again: Callable[[], Any]
@@ -156,7 +182,6 @@ class PoolJob:
                 error = another
             else:
                 results.values.append(value)
-                results.done.append(position)
                 return
         if self.desk.allowance is not None:
             self.desk.allowance.stop_if_refused(error)
@@ -168,42 +193,64 @@ class PoolJob:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         results.raised[position] = Raised(error, text, dumps)
 
-    def _send(self, seq: int, results: Results, probe: bool) -> None:
+    def _send(self, seq: int, results: Results, probe: bool, together: bool) -> None:
         box = self.desk.box
         box.finished()
-        box.enter(Stage.SENDING, seq, results.done[0] if len(results.done) == 1 else -1)
+        box.enter(Stage.SENDING, seq, results.done[0][0] if len(results.values) == 1 else -1)
         send = self.desk.can_pack if probe else lambda packed: self.desk.send_batch(seq, packed)
+        values = results.values
         try:
+            if len(values) > 1 and not together and not are_plain(values):
+                results.values = [value if type(value) in PLAIN else Apart(value) for value in values]
             send(results)
             return
         except Exception:
             self.desk.arena.begin()
-        for place, (position, value) in enumerate(list(zip(results.done, results.values))):
-            results.values[place] = self._sendable(value, position, results)
-        kept = [p for p in results.done if p not in results.raised]
-        results.values = [v for p, v in zip(results.done, results.values) if p not in results.raised]
-        results.done = kept
+        positions = [position for some in results.done for position in some]
+        results.values = [self._sendable(value, position, results) for position, value in zip(positions, values)]
+        results.values = [value for p, value in zip(positions, results.values) if p not in results.raised]
+        results.done = [[position for position in positions if position not in results.raised]]
         send(results)
 
     def _sendable(self, value: Any, position: int, results: Results) -> Any:
         """The value as it can travel; where it cannot at all, that is its task's error."""
         try:
-            self.desk.can_pack(value)
-            return value
+            if type(value) in PLAIN:
+                return value
+            apart = Apart(value)
+            self.desk.can_pack(apart)
+            return apart
         except Exception as error:
-            problem = error
-        finally:
-            self.desk.arena.begin()
-        try:
-            pickled = cloudpickle.dumps(value, 5)
-            pickle.loads(pickled)
-            return ByValue(pickled)
-        except Exception:
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
-            told = UnpicklableResultError(f"the task returned a {kind}, which cannot be pickled: {problem}")
-            told.__cause__ = problem
+            told = UnpicklableResultError(f"the task returned a {kind}, which cannot be pickled: {error}")
+            told.__cause__ = error
             self._note(told, position, results, Stage.SENDING)
             return None
+        finally:
+            self.desk.arena.begin()
+
+
+def _call_apart(message: Message, call: Callable[..., Any], number: int) -> Any:
+    try:
+        row, kwargs = message.load(number)
+    except BaseException as error:
+        raise _unreadable(error) from error
+    return call(*row, **kwargs)
+
+
+def _spread(call: Callable[..., Any], columns: list[Sequence[Any]]) -> tuple[Callable[[Any], Any], Iterable[Any]]:
+    """The call with one argument, and what to give it, row by row."""
+    if len(columns) == 1:
+        return call, columns[0]
+    if not columns:
+        return lambda _: call(), itertools.repeat(None)
+    return lambda row: call(*row), zip(*columns)
+
+
+def _unreadable(error: BaseException) -> UnreadableTaskError:
+    told = UnreadableTaskError(f"a worker could not unpickle this task: {type(error).__name__}: {error}")
+    told.__cause__ = error
+    return told
 
 
 def _seed_apart() -> None:

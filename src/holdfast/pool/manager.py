@@ -10,10 +10,11 @@ Everything of the fleet (engine, machine, runner) belongs to this one thread; ot
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +30,15 @@ from holdfast.limits import Limits
 from holdfast.pool.door import Door
 from holdfast.pool.failing import PoolBrokenError, error_of
 from holdfast.pool.jobs import PoolJob, Results
+from holdfast.pool.parcels import Apart
 from holdfast.pool.work import Chunk, Item
 from holdfast.settings import FaultPolicy
 
 _CHUNK_S = 0.002  # tasks are put together so that a chunk takes about so long,
-_MOST_TOGETHER = 256
-_SHORT_S = 0.001  # and while they are so short, the next chunk waits at the worker
+_MOST_TOGETHER = 1024
+_CHUNK_BYTES = 1 << 18  # and is no larger than this;
+_SHORT_S = 0.001  # while they are so short, the next chunk waits at the worker
+_FLIGHT_BYTES = 1 << 28  # of what one `map` has under way or waiting
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class ManagerSettings:
     limits: Limits
     budget: str | int | None
     at_most_once: bool
+    threads: int | None
 
 
 class Manager:
@@ -62,7 +67,8 @@ class Manager:
         self._thread: threading.Thread | None = None
         self._numbers = 0
         self._seq = 0
-        self._item_s: float | None = None  # how long a task takes, about
+        self._item_s: float | None = None  # how long a task takes, about,
+        self._item_bytes = 0.0  # and how large its arguments, or its result, are
         self.broken: BaseException | None = None
 
     @property
@@ -75,9 +81,20 @@ class Manager:
 
     def good_size(self, most: int) -> int:
         """How many items of a `map` to send at a time: so that a chunk takes a while, and each worker gets some."""
-        if self._item_s is None or self._item_s >= _SHORT_S:
+        return max(1, min(self._together, most // (4 * self.workers)))
+
+    @property
+    def good_flight(self) -> int:
+        """How many items of a `map` may be under way or waiting, for the memory they take."""
+        return max(4 * self.workers, round(_FLIGHT_BYTES / max(1.0, self._item_bytes)))
+
+    @property
+    def _together(self) -> int:
+        """How many tasks to send at a time, if there are enough."""
+        if self._item_s is None or self._item_s >= _SHORT_S or self._settings.at_most_once:
             return 1
-        return max(1, min(round(_CHUNK_S / max(self._item_s, 1e-7)), _MOST_TOGETHER, most // (4 * self.workers)))
+        fit = _CHUNK_BYTES / max(1.0, self._item_bytes)
+        return max(1, min(round(min(_CHUNK_S / max(self._item_s, 1e-7), fit)), _MOST_TOGETHER))
 
     # ------------------------------------------------------------ from any thread
 
@@ -108,7 +125,8 @@ class Manager:
 
     def _start(self) -> None:
         settings = self._settings
-        job = PoolJob(settings.initializer, settings.initargs, settings.policy.without_callables(), settings.limits)
+        policy = settings.policy.without_callables()
+        job = PoolJob(settings.initializer, settings.initargs, policy, settings.limits, threads=settings.threads)
         watch = WatchSettings(
             settings.policy.sample_timeout, settings.policy.hang_floor_s, settings.limits.memory_bytes, settings.budget
         )
@@ -218,17 +236,31 @@ class Manager:
                 self._submit(items)
 
     def _next_items(self, short: bool) -> list[Item]:
-        together = 1
-        if short and self._item_s is not None:
-            fair = len(self._incoming) // (2 * self._machine.crew.capacity)
-            together = max(1, min(fair, round(_CHUNK_S / max(self._item_s, 1e-7)), _MOST_TOGETHER))
+        together = self._together if short else 1
+        if together > 1:
+            together = max(1, min(together, self._rows_waiting() // (2 * self._machine.crew.capacity)))
         taken: list[Item] = []
+        rows = 0
         with self._lock:
-            while self._incoming and len(taken) < together and not (taken and self._incoming[0].alone):
+            while self._incoming:
+                item = self._incoming[0]
+                if taken and (item.alone or rows + len(item.rows) > together):
+                    break
+                rows += len(item.rows)
                 taken.append(self._incoming.popleft())
-                if taken[0].alone:
+                if item.alone:
                     break
         return [item for item in taken if item.begin()]
+
+    def _rows_waiting(self) -> int:
+        """As many as matter."""
+        enough = 2 * self._machine.crew.capacity * _MOST_TOGETHER
+        rows = 0
+        for item in self._incoming:
+            rows += len(item.rows)
+            if rows >= enough:
+                break
+        return rows
 
     def _submit(self, items: list[Item]) -> None:
         chunk = Chunk(items)
@@ -256,27 +288,55 @@ class Manager:
                 concluded.payload.discard()
                 self._unreadable(chunk, error, condemned)
                 return
-            self._learn(results)
+            self._learn(chunk, results, concluded.payload.nbytes)
         self._settle(chunk, results, condemned)
 
     def _settle(self, chunk: Chunk, results: Results | None, condemned: dict[int, Incident]) -> None:
-        """Hand out what came of a chunk."""
-        if results is not None and len(results.done) == chunk.size and len(chunk.items) == 1:
-            chunk.items[0].settle(results.values, {})
+        """Hand out what came of a chunk; what was not begun goes to the head of the queue."""
+        if results is not None and len(results.values) == chunk.size and Apart not in set(map(type, results.values)):
+            values = results.values
+            if len(chunk.items) == 1:
+                chunk.items[0].settle(values, {})
+                return
+            for item, first in zip(chunk.items, chunk.firsts):
+                item.settle(values[first : first + len(item.rows)], {})
             return
-        values: dict[int, Any] = {}
+        found: dict[int, Any] = {}
         failed: dict[int, BaseException] = dict(chunk.unsendable)
+        rest: set[int] = set()
         if results is not None:
-            values.update(zip(results.done, results.values))
+            rest.update(results.rest)
+            _open(zip((position for some in results.done for position in some), results.values), found, failed)
             failed.update({p: _with_incident(it.rebuilt(), condemned.get(p)) for p, it in results.raised.items()})
+        again: list[Item] = []
         for item, first in zip(chunk.items, chunk.firsts):
-            positions = range(first, first + len(item.rows))
-            wrong = {p - first: _error(p, failed, condemned) for p in positions if p not in values}
-            item.settle([values.get(p) for p in positions], wrong)
+            for start, stop in _stretches(first, first + len(item.rows), rest):
+                whole = stop - start == len(item.rows)
+                part = item if whole else item.part(start - first, stop - first)
+                if start in rest:
+                    again += [part] if whole else self._pieces(part)
+                else:
+                    wrong = {p - start: _error(p, failed, condemned) for p in range(start, stop) if p not in found}
+                    part.settle([found.get(p) for p in range(start, stop)], wrong)
+        if again:
+            with self._lock:
+                self._incoming.extendleft(reversed(again))
 
-    def _learn(self, results: Results) -> None:
-        each = results.seconds / max(1, len(results.done) + len(results.raised))
-        self._item_s = each if self._item_s is None else 0.8 * self._item_s + 0.2 * each
+    def _pieces(self, item: Item) -> list[Item]:
+        """What was handed back, as it is better sent."""
+        size = self._together
+        return [item.part(at, min(at + size, len(item.rows))) for at in range(0, len(item.rows), size)]
+
+    def _learn(self, chunk: Chunk, results: Results, nbytes: int) -> None:
+        count = max(1, results.count)
+        each, large = results.seconds / count, max(nbytes, chunk.nbytes) / count
+        if self._item_s is None:
+            self._item_s, self._item_bytes = each, large
+        else:
+            self._item_s = 0.8 * self._item_s + 0.2 * each
+            self._item_bytes = 0.8 * self._item_bytes + 0.2 * large
+        if results.rest:  # it was expected to take a tenth of that
+            self._item_s = max(self._item_s, each)
 
     def _unreadable(self, chunk: Chunk, error: BaseException, condemned: dict[int, Incident]) -> None:
         if chunk.size == 1 or self._settings.at_most_once:
@@ -285,7 +345,9 @@ class Manager:
             return
         again = []
         condemned = {p: incident for p, incident in condemned.items() if incident.kind is not IncidentKind.EXCEPTION}
-        for position, part in enumerate(part for item in chunk.items for part in item.split()):
+        parts = [item.part(row, row + 1) for item in chunk.items for row in range(len(item.rows))]
+        for position, part in enumerate(parts):
+            part.alone = True
             if position in condemned or position in chunk.unsendable:
                 part.fail(_error(position, chunk.unsendable, condemned))
             else:
@@ -313,6 +375,21 @@ class Manager:
             for item in chunk.items:
                 item.fail(error)
         self._door.chunks.clear()
+
+
+def _open(values: Iterable[tuple[int, Any]], found: dict[int, Any], failed: dict[int, BaseException]) -> None:
+    for position, value in values:
+        try:
+            found[position] = value.open() if type(value) is Apart else value
+        except Exception as error:  # what a worker could pickle and we cannot unpickle
+            failed[position] = error
+
+
+def _stretches(start: int, stop: int, rest: set[int]) -> Iterator[tuple[int, int]]:
+    """Neighbours that are all in the rest, or all not."""
+    for _, group in itertools.groupby(range(start, stop), rest.__contains__):
+        some = list(group)
+        yield some[0], some[-1] + 1
 
 
 def _error(position: int, failed: dict[int, BaseException], condemned: dict[int, Incident]) -> BaseException:

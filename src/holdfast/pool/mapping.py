@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from holdfast.pool.work import Function, Item
 
-_LEAST_IN_FLIGHT = 1024  # short items cost a thousandth of this; long ones are waited for, not kept
+_USUAL_IN_FLIGHT = 4096  # a chunk of short items has a thousand
 _WORDS = ("raise", "skip", "none")
 
 
@@ -38,9 +38,11 @@ class _Bunch(Item):
 
     __slots__ = ("errors", "first", "mapping", "values")
 
-    def __init__(self, mapping: Mapping, first: int, rows: list[tuple[Any, ...]]) -> None:
+    def __init__(self, mapping: Mapping, first: int, rows: list[Any]) -> None:
         super().__init__(mapping.function, rows)
         self.mapping = mapping
+        self.single = mapping.single
+        self.apart = mapping.apart
         self.first = first  # the place of the first in all that the iterable gives
         self.values: list[Any] = []
         self.errors: dict[int, BaseException] = {}
@@ -55,11 +57,10 @@ class _Bunch(Item):
     def drop(self) -> None:
         self.fail(CancelledError())
 
-    def split(self) -> list[Item]:
-        parts: list[Item] = [_Bunch(self.mapping, self.first + n, [row]) for n, row in enumerate(self.rows)]
-        for number, part in enumerate(parts):
-            part.alone, part.number = True, self.number + number
-        return parts
+    def part(self, start: int, stop: int) -> Item:
+        part = _Bunch(self.mapping, self.first + start, self.rows[start:stop])
+        part.number = self.number + start
+        return part
 
 
 class Mapping:
@@ -84,14 +85,20 @@ class Mapping:
         if in_flight is not None and (isinstance(in_flight, bool) or not isinstance(in_flight, int) or in_flight < 1):
             raise ValueError(f"in_flight must be a whole number >= 1, got {in_flight!r}")
         self._manager = manager
-        self._size = None if chunksize == "auto" else chunksize
+        # One at a time means that no item waits for another; where they are short, none does.
+        self._size = None if chunksize in ("auto", 1) else chunksize
         if manager.at_most_once:
             self._size = 1  # else what was done before a death would have to be done again, or be lost
+        self.apart = self._size in (None, 1)
         self._ordered = ordered
         self._faults = faults
         self._failures = failures
-        self._most = in_flight or max(_LEAST_IN_FLIGHT, 16 * manager.workers * (self._size or 1))
-        self._rows = (tuple(row) for row in rows) if iterables is None else zip(*iterables)
+        self._in_flight = in_flight
+        self.single = iterables is not None and len(iterables) == 1
+        if iterables is None:
+            self._rows: Iterator[Any] = (tuple(row) for row in rows)
+        else:
+            self._rows = iter(iterables[0]) if self.single else zip(*iterables)
         self._news = threading.Event()
         self._arrived: deque[_Bunch] = deque()
         self._early: dict[int, _Bunch] = {}  # arrived before their turn, by the place of their first
@@ -108,13 +115,22 @@ class Mapping:
         self._arrived.append(bunch)
         self._news.set()
 
+    @property
+    def _most(self) -> int:
+        """How many may be under way or waiting."""
+        if self._in_flight is not None:
+            return self._in_flight
+        usual: int = max(_USUAL_IN_FLIGHT, 32 * self._manager.workers * (self._size or 1))
+        return max(min(usual, int(self._manager.good_flight)), self._size or 1)
+
     def _fill(self) -> None:
         """Submit until as many are under way as may be; not for each one."""
-        room = self._most - self._under_way
-        if self._exhausted or room < max(1, self._most // 4):
+        most = self._most
+        room = most - self._under_way
+        if self._exhausted or room < max(1, most // 4):
             return
         bunches: list[Item] = []
-        size = self._size or self._manager.good_size(self._most)
+        size = max(self._size or 1, int(self._manager.good_size(most)))
         while room > 0:
             rows = list(itertools.islice(self._rows, min(size, room) if self._size is None else size))
             if not rows:
@@ -123,7 +139,7 @@ class Mapping:
             bunches.append(_Bunch(self, self._drawn, rows))
             self._drawn += len(rows)
             room -= len(rows)
-        self._under_way = self._most - room
+        self._under_way = most - room
         if bunches:
             self._manager.add(bunches)
 
@@ -144,8 +160,8 @@ class Mapping:
                     values = bunch.values
                     del bunch
                     values.reverse()
-                    while values:
-                        yield values.pop()  # nothing here holds on to it
+                    # Each is handed out and not kept.
+                    yield from map(values.pop, range(len(values) - 1, -1, -1))
         finally:
             self.abandoned = True
             self._early.clear()
@@ -162,7 +178,7 @@ class Mapping:
                 finally:
                     del error, bunch  # its traceback leads here
             else:
-                self._failures.append(Failed(bunch.rows[number], error))
+                self._failures.append(Failed(bunch.row(number), error))
                 if self._faults == "none":
                     yield None
 

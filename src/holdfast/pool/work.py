@@ -1,22 +1,23 @@
 """Tasks on their way to a worker: one by one, or several in a chunk.
 
 Reads   functions and arguments.
-Writes  bytes.
+Writes  parts of messages.
 Never   lets one task that cannot be pickled take others along.
-
-What is defined in `__main__`, a notebook or a REPL, and lambdas and closures, travel by value (cloudpickle): no worker
-need be able to import them. Everything else travels by name, which is faster.
 """
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import cloudpickle
+import numpy as np
 
-_MAIN = b"__main__"
+from holdfast._share.sharing import share
+from holdfast.pool import parcels
+from holdfast.pool.parcels import Blob, are_plain, blob_of, dumps
+
+_LARGE_FUNCTION = 1 << 16
 
 
 class Item:
@@ -25,14 +26,19 @@ class Item:
     Subclasses say what becomes of the outcome.
     """
 
-    __slots__ = ("alone", "function", "kwargs", "number", "rows")
+    __slots__ = ("alone", "apart", "function", "kwargs", "number", "rows", "single")
 
-    def __init__(self, function: Any, rows: list[tuple[Any, ...]], kwargs: dict[str, Any] | None = None) -> None:
+    def __init__(self, function: Any, rows: list[Any], kwargs: dict[str, Any] | None = None) -> None:
         self.function = function
-        self.rows = rows  # the arguments of each
+        self.rows = rows  # a tuple of arguments for each,
+        self.single = False  # or the one argument of each
         self.kwargs = kwargs or {}
         self.number = -1  # of the first, in the order of submission
-        self.alone = len(rows) > 1  # not to be put together with others
+        self.alone = False  # not to be put together with others
+        self.apart = True  # rows have no object in common, on the other side
+
+    def row(self, number: int) -> tuple[Any, ...]:
+        return (self.rows[number],) if self.single else self.rows[number]
 
     def begin(self) -> bool:
         """It is sent to a worker; False: nobody wants it any more."""
@@ -46,8 +52,8 @@ class Item:
         """It was not begun, and will not be."""
         raise NotImplementedError
 
-    def split(self) -> list[Item]:
-        """Each row by itself."""
+    def part(self, start: int, stop: int) -> Item:
+        """Some of its rows by themselves; all parts together take its place."""
         raise NotImplementedError
 
     def fail(self, error: BaseException) -> None:
@@ -55,13 +61,24 @@ class Item:
 
 
 class Function:
-    """What a whole `map` calls: pickled once."""
+    """What a whole `map` calls: pickled once, and sent once where it is large."""
 
-    __slots__ = ("call", "pickled")
+    __slots__ = ("_shared", "call", "pickled")
 
     def __init__(self, call: Any) -> None:
         self.call = call
         self.pickled = dumps(call)
+        self._shared: Any = None
+        if len(self.pickled) > _LARGE_FUNCTION:  # a closure over data, a method of a large object
+            self._shared = Shared(share(np.frombuffer(self.pickled, np.uint8)))
+            self.pickled = dumps(self._shared)
+
+
+class Shared:
+    """A pickle in shared memory: what travels is where it lies."""
+
+    def __init__(self, pickled: Any) -> None:
+        self.pickled = pickled
 
 
 class Segment(NamedTuple):
@@ -69,7 +86,8 @@ class Segment(NamedTuple):
 
     function: int
     positions: range | list[int]
-    pickled: bytes  # (rows, kwargs)
+    apart: bool  # a pickle (row, kwargs) for each; else one (columns, kwargs) for all
+    blobs: list[Blob]
 
 
 class Chunk:
@@ -81,40 +99,60 @@ class Chunk:
         self.unsendable: dict[int, BaseException] = {}  # by position
         self.size = 0
         self._functions: dict[bytes, int] = {}
-        self._segments: list[tuple[Item, Segment]] = []
-        for item in self.items:
-            self.firsts.append(self.size)
-            self._add(item, self.size)
-            self.size += len(item.rows)
+        self._segments: list[Segment] = []
+        for run in _runs(self.items):
+            first = self.size
+            for item in run:
+                self.firsts.append(self.size)
+                self.size += len(item.rows)
+            self._add(run, range(first, self.size))
 
-    def _add(self, item: Item, first: int) -> None:
-        positions: range | list[int] = range(first, first + len(item.rows))
+    def _add(self, run: list[Item], positions: range) -> None:
+        item = run[0]
         try:
-            function = item.function.pickled if type(item.function) is Function else dumps(item.function)
+            pickled = item.function.pickled if type(item.function) is Function else dumps(item.function)
         except Exception as error:
             self.unsendable.update(dict.fromkeys(positions, error))
             return
-        try:
-            pickled = dumps((item.rows, item.kwargs))
-        except Exception:  # a lock, a socket, a generator …: that row alone fails
-            positions = [p for p in positions if self._can_be_sent(item, p, first)]
-            if not positions:
-                return
-            pickled = dumps(([item.rows[p - first] for p in positions], item.kwargs))
-        number = self._functions.setdefault(function, len(self._functions))
-        self._segments.append((item, Segment(number, positions, pickled)))
+        function = self._functions.setdefault(pickled, len(self._functions))
+        rows = item.rows if len(run) == 1 else [row for item in run for row in item.rows]
+        columns = [rows] if item.single else list(zip(*rows))
+        even = item.single or len(set(map(len, rows))) == 1
+        if not item.kwargs and even and all(map(are_plain, columns)):
+            self._segments.append(Segment(function, positions, False, [blob_of((columns, None), plain=True)]))
+        elif item.apart:
+            self._add_apart(function, positions, run)
+        else:
+            self._add_whole(function, positions, columns, run)
 
-    def _can_be_sent(self, item: Item, position: int, first: int) -> bool:
+    def _add_apart(self, function: int, positions: range, run: list[Item]) -> None:
+        live, blobs = [], []
+        places = ((item, row) for item in run for row in range(len(item.rows)))
+        for position, (item, row) in zip(positions, places):
+            try:
+                blobs.append(blob_of((item.row(row), item.kwargs)))
+                live.append(position)
+            except Exception as error:  # a lock, a socket, a generator …: that row alone fails
+                self.unsendable[position] = error
+        if live:
+            self._segments.append(Segment(function, live, True, blobs))
+
+    def _add_whole(self, function: int, positions: range, columns: list[Any], run: list[Item]) -> None:
         try:
-            dumps((item.rows[position - first], item.kwargs))
-        except Exception as error:
-            self.unsendable[position] = error
-            return False
-        return True
+            self._segments.append(Segment(function, positions, False, [blob_of((columns, None))]))
+        except Exception:
+            self._add_apart(function, positions, run)
 
     @property
     def sendable(self) -> bool:
         return bool(self._segments)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the arguments, pickled."""
+        return sum(
+            blob.size + sum(buffer.nbytes for buffer in blob.buffers) for s in self._segments for blob in s.blobs
+        )
 
     def item_at(self, position: int) -> tuple[Item, int]:
         """The item that a position belongs to, and which of its rows."""
@@ -123,29 +161,31 @@ class Chunk:
                 return item, position - first
         raise IndexError(position)
 
-    def encode(self, excluded: frozenset[int], probe: tuple[int, ...] | None) -> bytes:
-        segments = [segment for _, segment in self._segments]
+    def encode(self, excluded: frozenset[int], probe: tuple[int, ...] | None) -> list[Any]:
+        segments = self._segments
         if excluded or probe is not None:
-            segments = [s for item, segment in self._segments if (s := self._part(item, segment, excluded, probe))]
-        return pickle.dumps((list(self._functions), [tuple(segment) for segment in segments]), 5)
+            segments = [part for s in segments if (part := self._part(s, excluded, probe)).positions]
+        blobs = [blob for segment in segments for blob in segment.blobs]
+        together = not any(item.apart for item in self.items)
+        head = (list(self._functions), [(s.function, s.positions, s.apart) for s in segments], together)
+        return parcels.message(head, blobs)
 
-    def _part(
-        self, item: Item, segment: Segment, excluded: frozenset[int], probe: tuple[int, ...] | None
-    ) -> Segment | None:
+    def _part(self, segment: Segment, excluded: frozenset[int], probe: tuple[int, ...] | None) -> Segment:
+        """What is left of a segment, each row by itself."""
         live = [p for p in segment.positions if p not in excluded and (probe is None or p in probe)]
-        if not live:
-            return None
-        first = self.firsts[self.items.index(item)]
-        rows = [item.rows[p - first] for p in live]
-        return segment._replace(positions=live, pickled=dumps((rows, item.kwargs)))
+        if segment.apart:
+            blobs = [blob for p, blob in zip(segment.positions, segment.blobs) if p in live]
+        else:
+            places = [self.item_at(p) for p in live]
+            blobs = [blob_of((item.row(row), item.kwargs)) for item, row in places]
+        return Segment(segment.function, live, True, blobs)
 
 
-def dumps(value: Any) -> bytes:
-    """By name where a worker can import what it names, else by value."""
-    try:
-        pickled = pickle.dumps(value, 5)
-        if _MAIN not in pickled:
-            return pickled
-    except Exception:  # a lambda, something defined inside of a function: cloudpickle may know how
-        pass
-    return cloudpickle.dumps(value, 5)  # type: ignore[no-any-return]
+def _runs(items: Sequence[Item]) -> Iterator[list[Item]]:
+    """Items that can be sent as if they were one: of one function."""
+    for _, group in itertools.groupby(items, lambda item: (id(item.function), item.apart and not item.kwargs)):
+        run = list(group)
+        if run[0].apart and not run[0].kwargs:
+            yield run
+        else:
+            yield from ([item] for item in run)

@@ -218,7 +218,7 @@ class LocalEngine(Exchange):
                         "importing the main module or the dataset's modules %s, which forked workers cannot share: "
                         "each worker is started with an interpreter of its own (do it in worker_init_fn or lazily "
                         "for faster starts)",
-                        frame.body.decode(),
+                        bytes(frame.body).decode(),
                     )
             elif frame.kind == Kind.FORKED:
                 worker = self._worker(frame.extra, wire.load(frame.body))

@@ -1,0 +1,148 @@
+"""What travels to and from a pool's workers: everything as it was, large things beside the pickle, nothing shared."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast import Pool
+from holdfast.pool.parcels import dumps
+from holdfast.pool.work import Function
+from pool import deeds
+
+torch = pytest.importorskip("torch")
+METHODS = ("fork", "spawn", "forkserver")
+LARGE = 300_000
+
+
+def things() -> dict[str, Any]:
+    """Small and large, of every kind that has a way of its own."""
+    random = np.random.default_rng(0)
+    numbers = random.standard_normal(LARGE)
+    read_only = numbers.copy()
+    read_only.flags.writeable = False
+    return {
+        "small": numbers[:7],
+        "large": numbers,
+        "strided": numbers[::3],
+        "fortran": np.asfortranarray(numbers.reshape(1000, -1)),
+        "read-only": read_only,
+        "records": np.zeros(LARGE // 10, [("a", "<i4"), ("b", ">f8")]),
+        "no bytes": np.empty((0, 3)),
+        "objects": np.array([1, "two", None], dtype=object),
+        "tensor": torch.from_numpy(numbers.copy()),
+        "small tensor": torch.arange(5),
+        "half": torch.arange(LARGE).to(torch.bfloat16),
+        "view": torch.arange(LARGE).reshape(2, -1).t(),
+        "scalar": torch.tensor(3.5),
+        "with gradient": torch.ones(LARGE, requires_grad=True),
+        "conjugate": torch.full((3,), 1 + 2j).conj(),
+        "sparse": torch.eye(50).to_sparse(),
+        "bytes": random.bytes(LARGE),
+        "bytearray": bytearray(random.bytes(LARGE)),
+        "text": "ä" * LARGE,
+        "nested": {"x": [numbers[:3], (torch.ones(2), b"z" * LARGE)]},
+    }
+
+
+def is_same(one: Any, two: Any) -> bool:
+    if type(one) is not type(two):
+        return False
+    if isinstance(one, np.ndarray):
+        return one.dtype == two.dtype and np.array_equal(one, two)
+    if isinstance(one, torch.Tensor):
+        dense = (one.to_dense(), two.to_dense()) if one.is_sparse else (one, two)
+        return one.dtype == two.dtype and one.requires_grad == two.requires_grad and torch.equal(*dense)
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(is_same(one[key], two[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(two) and all(map(is_same, one, two))
+    return bool(one == two)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_everything_comes_back_as_it_was(method):
+    given = things()
+    with Pool(2, method) as pool:
+        alone = dict(zip(given, pool.map(deeds.same, given.values(), chunksize=1)))
+        together = dict(zip(given, pool.map(deeds.same, given.values(), chunksize=len(given))))
+        submitted = {name: pool.submit(deeds.same, value=value) for name, value in given.items()}
+        for name, value in given.items():
+            assert is_same(alone[name], value), name
+            assert is_same(together[name], value), name
+            assert is_same(submitted[name].result(60), value), name
+
+
+def test_arrow_and_pandas_travel():
+    arrow, pandas = pytest.importorskip("pyarrow"), pytest.importorskip("pandas")
+    table = arrow.table({"a": np.arange(LARGE), "b": [str(n) for n in range(LARGE)]})
+    frame = pandas.DataFrame({"a": np.arange(LARGE), "b": np.ones(LARGE)})
+    with Pool(1) as pool:
+        assert pool.submit(deeds.same, table).result(60).equals(table)
+        assert pool.submit(deeds.same, frame).result(60).equals(frame)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_large_argument_is_read_where_it_was_written(method):
+    """The worker makes no copy of it, and may write to it; the caller's stays as it was."""
+    given = np.ones(LARGE)
+    with Pool(1, method) as pool:
+        assert "holdfast-message" in pool.submit(deeds.lies_in, given).result(60)
+        assert pool.submit(deeds.fill, given).result(60) == 2 * LARGE
+        assert pool.submit(deeds.fill, torch.ones(LARGE)).result(60) == 2 * LARGE
+    assert given.sum() == LARGE
+
+
+@pytest.mark.parametrize("chunk", ["auto", 1])
+def test_tasks_that_are_sent_together_share_nothing(chunk):
+    given: list[int] = []
+    with Pool(2) as pool:
+        assert set(pool.map(deeds.grow, [given] * 500, chunksize=chunk)) == {1}
+        assert {pool.submit(deeds.grow, given).result(60) for _ in range(20)} == {1}
+        returned = list(pool.map(deeds.kept, range(500), chunksize=chunk))
+        returned += [future.result(60) for future in [pool.submit(deeds.kept, n) for n in range(200)]]
+    assert given == []
+    assert len({id(each) for each in returned}) == len(returned)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_large_function_is_sent_once(method):
+    table = np.arange(LARGE)
+    function = Function(lambda n: int(table[n]))
+    assert len(function.pickled) < 1000
+    with Pool(2, method) as pool:
+        assert list(pool.map(lambda n: int(table[n]), range(2000))) == list(range(2000))
+
+
+@pytest.mark.parametrize("chunk", ["auto", 100])
+def test_a_chunk_that_takes_long_hands_back_what_it_has_not_begun(chunk, tmp_path):
+    """A thousand short tasks, then long ones: they are not left to the worker that was sent them together."""
+    with Pool(2) as pool:
+        pids = list(pool.map(deeds.take_a_while, [str(tmp_path)] * 1100, range(1100), chunksize=chunk))
+    counts = collections.Counter(pids[1000:])
+    assert len(counts) == 2
+    assert min(counts.values()) >= 20
+    assert set(deeds.begun(tmp_path).values()) == {1}
+    assert sorted(deeds.begun(tmp_path)) == list(range(1100))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_shared_travels_by_handle(method):
+    numbers = holdfast.share(np.arange(LARGE))
+    given = {"array": numbers, "part": numbers[10:20], "tensor": holdfast.share(torch.arange(LARGE))}
+    names = holdfast.share([str(n) for n in range(LARGE)])
+    with Pool(1, method) as pool:
+        for name, value in given.items():
+            array = value.numpy() if name == "tensor" else value
+            assert "holdfast-share" in pool.submit(deeds.lies_in, array).result(60)
+            assert len(dumps(value)) < 1000, name
+        assert "holdfast-share" in pool.submit(lambda: deeds.lies_in(numbers)).result(60)
+        assert pool.submit(len, names).result(60) == LARGE
+        back = pool.submit(deeds.same, numbers).result(60)
+    assert np.array_equal(back, numbers)
+    back[0] = 5  # what comes back is the caller's own
+    assert numbers[0] == 0
