@@ -88,19 +88,21 @@ class DiesWhenPickled:
         return DiesWhenPickled, ()
 
 
-class DiesSoon:
-    """Kills the worker a moment after the result was packed: while it travels, or when it is all on its way."""
-
-    def __init__(self) -> None:
-        self.content = b"x" * LARGE
-
-    def __reduce__(self) -> Any:
-        threading.Thread(target=_kill_when_sent, daemon=True).start()
-        return bytes, (self.content,)
+def die_while_sent() -> bytes:
+    """The result is more than a socket holds: half of it is on its way when the worker dies."""
+    threading.Thread(target=_kill_while_sent, daemon=True).start()
+    return b"x" * LARGE
 
 
-def _kill_when_sent() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def _kill_while_sent() -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    while True:
+        frame = sys._current_frames().get(main)
+        while frame is not None:
+            if frame.f_code.co_filename.endswith("_system/channel.py") and frame.f_code.co_name.startswith("send"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            frame = frame.f_back
 
 
 def spin_in_thread_with_gil() -> None:
@@ -121,7 +123,7 @@ OWN: dict[str, Callable[[], Any]] = {
     "children": fork_and_die,
     "forked-return": return_in_a_fork,
     "dies-when-pickled": DiesWhenPickled,
-    "dies-while-sent": DiesSoon,
+    "dies-while-sent": die_while_sent,
     "gil-thread": spin_in_thread_with_gil,
     "unpicklable-result": deeds.Unpicklable,
     "unreadable-result": deeds.Unreadable,

@@ -15,6 +15,7 @@ from concurrent.futures import CancelledError, Executor, as_completed
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from pickle import PicklingError
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ import pytest
 
 import holdfast
 from holdfast import FaultPolicy, IncidentKind, Pool, TaskCrashedError, TaskTimeoutError
-from holdfast.pool.failing import UnpicklableResultError
+from holdfast.pool.failing import UnpicklableResultError, UnreadableResultError
 from pool import deeds
 from transport.watching import wait_until
 
@@ -45,9 +46,8 @@ def test_what_goes_wrong_costs_its_own_task(method):
         futures["odd"] = pool.submit(deeds.raise_odd)
         futures["locked"] = pool.submit(deeds.raise_unpicklable)
         futures["sys.exit"] = pool.submit(deeds.leave)
-        futures["unpicklable"] = pool.submit(deeds.returns, "unpicklable")
-        futures["unreadable"] = pool.submit(deeds.returns, "unreadable")
-        futures["generator"] = pool.submit(deeds.returns, "generator")
+        for what in deeds.RESULTS:
+            futures[what] = pool.submit(deeds.returns, what)
         futures["argument"] = pool.submit(deeds.square, deeds.Unpicklable())
         healthy += [pool.submit(deeds.square, number) for number in range(len(healthy), 40)]
         assert [future.result(DEADLINE_S) for future in healthy] == [n * n for n in range(40)]
@@ -68,7 +68,12 @@ def test_what_goes_wrong_costs_its_own_task(method):
     assert errors["sys.exit"].code == 5
     for how in ("unpicklable", "generator"):
         assert isinstance(errors[how], UnpicklableResultError), errors[how]
-    assert isinstance(errors["unreadable"], ValueError)
+        assert isinstance(errors[how], PicklingError), errors[how]
+    assert isinstance(errors["exits pickled"], SystemExit)
+    for how, error in (("unreadable", ValueError), ("exits read", SystemExit)):
+        assert isinstance(errors[how], UnreadableResultError)
+        assert isinstance(errors[how], BrokenProcessPool)
+        assert isinstance(errors[how].__cause__, error)
     assert "not this one" in str(errors["argument"])
     crashed = [i.index for i in pool.incidents if i.kind is IncidentKind.CRASH]
     for how in deeds.DEATHS:  # each was tried again; more often where its company had to be parted

@@ -13,7 +13,7 @@ import multiprocessing
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, InvalidStateError
+from concurrent.futures import CancelledError, Executor, Future, InvalidStateError
 from typing import Any, Literal
 
 from holdfast._forensics.ledger import Incidents, Ledger
@@ -49,7 +49,8 @@ class _Submitted(Item):
                 self.future.set_result(values[0])
 
     def drop(self) -> None:
-        self.future.cancel()
+        if not self.future.cancel():  # it was begun, and had to be parted from its company
+            self.fail(CancelledError())
 
     def split(self) -> list[Item]:
         self.alone = True
@@ -108,7 +109,7 @@ class Pool(Executor):
             raise TypeError(f'faults must be a FaultPolicy, got {faults!r}; map() takes "skip" and the like')
         if mp_context is None or isinstance(mp_context, str):
             mp_context = multiprocessing.get_context(mp_context)
-        self.max_workers = max_workers
+        self.max_workers = self._max_workers = max_workers  # the latter is what libraries look at
         self._ledger = Ledger(check_listeners(on_incident))
         self._failures: list[Failed] = []
         policy = policy_of(faults, retries, task_timeout)
@@ -192,6 +193,11 @@ class Pool(Executor):
     def failures(self) -> list[Failed]:
         """The tasks that `map` left out, each with its arguments and its error."""
         return self._failures
+
+    @property
+    def _broken(self) -> BaseException | None:
+        """What libraries look at: why nothing can be submitted any more."""
+        return self._manager.broken
 
     @property
     def pids(self) -> list[int]:

@@ -176,7 +176,9 @@ class PoolJob:
         try:
             send(results)
             return
-        except Exception:
+        except BaseException:  # whatever pickling raises: one result is to blame
+            if box.in_hand().stage is Stage.DELIVERING:
+                raise  # half of it may be on its way
             self.desk.arena.begin()
         for place, (position, value) in enumerate(list(zip(results.done, results.values))):
             results.values[place] = self._sendable(value, position, results)
@@ -190,15 +192,20 @@ class PoolJob:
         try:
             self.desk.can_pack(value)
             return value
-        except Exception as error:
+        except BaseException as error:
             problem = error
         finally:
             self.desk.arena.begin()
+        if self.desk.allowance is not None:
+            self.desk.allowance.stop_if_refused(problem)
+        if not isinstance(problem, Exception):
+            self._note(problem, position, results, Stage.SENDING)
+            return None
         try:
             pickled = cloudpickle.dumps(value, 5)
             pickle.loads(pickled)
             return ByValue(pickled)
-        except Exception:
+        except BaseException:
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
             told = UnpicklableResultError(f"the task returned a {kind}, which cannot be pickled: {problem}")
             told.__cause__ = problem

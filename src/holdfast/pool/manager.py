@@ -27,7 +27,7 @@ from holdfast.engines.watch import WatchSettings
 from holdfast.incident import Incident, IncidentKind
 from holdfast.limits import Limits
 from holdfast.pool.door import Door
-from holdfast.pool.failing import PoolBrokenError, error_of
+from holdfast.pool.failing import PoolBrokenError, broken_message, error_of, unreadable
 from holdfast.pool.jobs import PoolJob, Results
 from holdfast.pool.work import Chunk, Item
 from holdfast.settings import FaultPolicy
@@ -117,6 +117,7 @@ class Manager:
             os.set_blocking(fd, False)
         self._engine = make_engine(settings.context, job, settings.workers, watch)
         self._machine = Machine(settings.workers, settings.policy, never_twice=settings.at_most_once)
+        self._machine.tasks_pay = True
         self._machine.crew.wanted = 1
         self._door = Door(self._ledger, self._engine, imports_main=self._engine.imports_main)
         self._runner = Runner(self._engine, self._machine, self._door)
@@ -142,11 +143,13 @@ class Manager:
         with self._lock:
             self._stopping = True
             self._ending = self._ending or end
-            if cancel or end:
-                dropped = list(self._incoming)
+            dropped = list(self._incoming) if cancel or end else []
+            if dropped:
                 self._incoming.clear()
-            else:
-                dropped = []
+                if not end:  # as many as have a worker to themselves count as begun, which they are in an instant
+                    free = max(0, self.workers - len(self._door.chunks))
+                    self._incoming.extend(dropped[:free])
+                    dropped = dropped[free:]
             if self._thread is not None:
                 self._ring()
         for item in dropped:
@@ -249,12 +252,15 @@ class Manager:
         chunk = self._door.chunks.pop(seq)
         condemned = self._door.condemned.pop(seq, {})
         results: Results | None = None
+        if concluded.outcome is r.Outcome.ERRORED:
+            self._part(chunk, condemned)
+            return
         if concluded.payload is not None:
             try:
                 results = concluded.payload.open()
-            except Exception as error:  # what a worker could pickle and we cannot unpickle
+            except BaseException as error:  # what a worker could pickle and we cannot unpickle, SystemExit included
                 concluded.payload.discard()
-                self._unreadable(chunk, error, condemned)
+                self._unreadable(chunk, unreadable(error), condemned)
                 return
             self._learn(results)
         self._settle(chunk, results, condemned)
@@ -283,13 +289,16 @@ class Manager:
             for item in chunk.items:
                 item.fail(error)
             return
+        self._part(chunk, {p: it for p, it in condemned.items() if it.kind is not IncidentKind.EXCEPTION})
+
+    def _part(self, chunk: Chunk, condemned: dict[int, Incident]) -> None:
+        """One of them is to blame for all: each by itself, again."""
         again = []
-        condemned = {p: incident for p, incident in condemned.items() if incident.kind is not IncidentKind.EXCEPTION}
         for position, part in enumerate(part for item in chunk.items for part in item.split()):
             if position in condemned or position in chunk.unsendable:
                 part.fail(_error(position, chunk.unsendable, condemned))
             else:
-                again.append(part)  # one of them is to blame: each by itself
+                again.append(part)
         with self._lock:
             self._incoming.extendleft(reversed(again))
 
@@ -297,7 +306,7 @@ class Manager:
         incident = given_up.incident
         if incident is not None and given_up.limit is r.LimitKind.STARTS:
             return PoolBrokenError(str(errors.start_error(incident, incident.attempt)), incident)
-        return PoolBrokenError(f"{given_up.text}; pool.incidents has every one", incident)
+        return PoolBrokenError(broken_message(given_up.text, self._settings.policy), incident)
 
     def _break(self, error: BaseException, *, say: bool = True) -> None:
         """Nothing more will come: tell everybody who waits."""
