@@ -239,6 +239,18 @@ def test_an_exception_is_tried_again_where_the_policy_says_so(tmp_path):
     assert deeds.begun(tmp_path) == dict.fromkeys(range(5), 3)
 
 
+def test_no_task_is_begun_twice_also_where_a_policy_is_given(tmp_path):
+    """The pool's own `retries` outweigh the policy's."""
+    with Pool(1, retries=0, faults=FaultPolicy(retry_on=OSError, retries=5)) as pool:
+        died = pool.submit(deeds.die, "SIGKILL", str(tmp_path), 0)
+        assert isinstance(died.exception(DEADLINE_S), TaskCrashedError)
+    with Pool(1, faults=FaultPolicy(retries=2)) as pool:
+        died = pool.submit(deeds.die, "SIGKILL", str(tmp_path), 1)
+        assert isinstance(died.exception(DEADLINE_S), TaskCrashedError)
+
+    assert deeds.begun(tmp_path) == {0: 1, 1: 3}
+
+
 def test_asyncio_runs_in_it():
     async def work(pool: Pool) -> list[Any]:
         loop = asyncio.get_running_loop()
@@ -322,6 +334,12 @@ def test_what_it_takes_is_checked():
         ({"memory_limit": "lots"}, "memory_limit"),
         ({"faults": "skip"}, "FaultPolicy"),
         ({"max_tasks_per_child": 0}, ">= 1"),
+        ({"retries": -1}, "at least 0"),
+        ({"task_timeout": 0}, "task_timeout must be more than 0"),
+        ({"task_timeout": "auto"}, "task_timeout must be a number"),
+        ({"faults": FaultPolicy(sample_timeout=3.0)}, "task_timeout"),
+        ({"faults": FaultPolicy("skip")}, r"map\("),
+        ({"faults": FaultPolicy(max_bad=3)}, "own outcome"),
     ]:
         with pytest.raises((ValueError, TypeError), match=words):
             Pool(**arguments)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ Never   torch, unless you bring it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import multiprocessing
 import threading
@@ -23,7 +24,7 @@ from holdfast.limits import budget_of, limits_of
 from holdfast.pool.manager import Manager, ManagerSettings
 from holdfast.pool.mapping import Failed, Mapping
 from holdfast.pool.work import Item
-from holdfast.settings import FaultPolicy, check_listeners
+from holdfast.settings import FaultPolicy, check_listeners, check_number
 
 _managers: weakref.WeakSet[Manager] = weakref.WeakSet()
 
@@ -63,7 +64,8 @@ class Pool(Executor):
     max_workers   how many at most; None: the CPUs that this process may really use. They are started as needed
     mp_context    a multiprocessing context, or the name of a start method
     initializer, initargs  called in each worker before its first task
-    retries       how often a task that killed its worker is tried again; 0: no task is ever begun twice
+    retries       how often a task that killed its worker is tried again; 0: no task is ever begun twice; None: as
+                  `faults` says, or 1
     task_timeout  seconds a task may take before its worker is ended and it counts as hung; None: as long as it likes
     memory_limit  private memory of a worker, such as "2GiB": near it the worker is recycled after its task
     memory_budget  memory of all workers together, such as "24GiB" or "80%"; None: what container or machine leave
@@ -82,7 +84,7 @@ class Pool(Executor):
         initializer: Callable[..., object] | None = None,
         initargs: tuple[Any, ...] = (),
         *,
-        retries: int = 1,
+        retries: int | None = None,
         task_timeout: float | None = None,
         memory_limit: str | int | None = None,
         memory_budget: str | int | None = None,
@@ -205,12 +207,28 @@ class Pool(Executor):
         return self._manager.pids
 
 
-def policy_of(faults: FaultPolicy | None, retries: int, task_timeout: float | None) -> FaultPolicy:
+_ELSEWHERE = {
+    "on_error": 'map(…, faults="skip") has that',
+    "on_crash": 'map(…, faults="skip") has that',
+    "sample_timeout": "Pool(task_timeout=…) has that",
+    "max_bad": "every task has its own outcome, however many fail",
+    "breaker_patience": "a pool's workers doubt no source",
+}
+
+
+def policy_of(faults: FaultPolicy | None, retries: int | None, task_timeout: float | None) -> FaultPolicy:
     """Of a pool: a task that kills is left out and its future told; how many do so is the user's affair."""
-    given = faults if faults is not None else FaultPolicy(max_restarts=1000, restart_window_s=60.0, retries=retries)
+    if task_timeout is not None:
+        check_number("task_timeout", task_timeout, least=0)
+        if task_timeout == 0:
+            raise ValueError("task_timeout must be more than 0 seconds (None: as long as it likes), got 0")
+    given = faults if faults is not None else FaultPolicy(max_restarts=1000, restart_window_s=60.0)
+    for field in dataclasses.fields(FaultPolicy):
+        if field.name in _ELSEWHERE and getattr(given, field.name) != field.default:
+            raise ValueError(f"{field.name} of a FaultPolicy means nothing to a pool: {_ELSEWHERE[field.name]}")
     return FaultPolicy(
         on_error="skip",
-        retries=given.retries,
+        retries=given.retries if retries is None else retries,
         retry_on=given.retry_on,
         backoff_s=given.backoff_s,
         backoff_max_s=given.backoff_max_s,
