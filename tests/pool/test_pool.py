@@ -225,6 +225,20 @@ def test_an_initializer_runs_first_and_its_failure_is_told(method, capfd):
             pool.submit(deeds.square, 1)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_worker_does_as_many_tasks_as_it_may(method):
+    """However short they are: who asks for one task per process has a reason."""
+    with Pool(2, method, max_tasks_per_child=3) as pool:
+        list(pool.map(deeds.square, range(20)))  # so that it is known how short they are
+        submitted = [future.result(DEADLINE_S) for future in [pool.submit(os.getpid) for _ in range(60)]]
+        mapped = list(pool.starmap(os.getpid, [()] * 60))
+
+    for pids in (submitted, mapped):
+        assert max(pids.count(pid) for pid in pids) <= 3
+    assert {i.kind for i in pool.incidents} == {IncidentKind.RECYCLED}
+    assert "it has done 3 tasks" in str(pool.incidents[0])
+
+
 def test_an_exception_is_tried_again_where_the_policy_says_so(tmp_path):
     policy = FaultPolicy(retry_on=OSError, retries=2, backoff_s=0.0)
 
@@ -334,6 +348,8 @@ def test_what_it_takes_is_checked():
         ({"memory_limit": "lots"}, "memory_limit"),
         ({"faults": "skip"}, "FaultPolicy"),
         ({"max_tasks_per_child": 0}, ">= 1"),
+        ({"recycle_after": "20 samples"}, "number of tasks"),
+        ({"recycle_after": "often"}, "number of tasks"),
         ({"retries": -1}, "at least 0"),
         ({"task_timeout": 0}, "task_timeout must be more than 0"),
         ({"task_timeout": "auto"}, "task_timeout must be a number"),

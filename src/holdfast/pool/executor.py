@@ -20,7 +20,7 @@ from typing import Any, Literal
 from holdfast._forensics.ledger import Incidents, Ledger
 from holdfast._system.cpus import usable_cpus
 from holdfast.incident import Incident
-from holdfast.limits import budget_of, limits_of
+from holdfast.limits import Limits, budget_of, limits_of
 from holdfast.pool.manager import Manager, ManagerSettings
 from holdfast.pool.mapping import Failed, Mapping
 from holdfast.pool.work import Item
@@ -121,7 +121,7 @@ class Pool(Executor):
             initializer,
             tuple(initargs),
             policy,
-            limits_of(memory_limit, recycle_after),
+            _limits(memory_limit, recycle_after),
             budget_of(memory_budget),
             at_most_once=policy.retries == 0,
         )
@@ -205,6 +205,20 @@ class Pool(Executor):
     def pids(self) -> list[int]:
         """Of the workers that live now."""
         return self._manager.pids
+
+
+def _limits(memory_limit: Any, recycle_after: Any) -> Limits:
+    """A pool counts tasks, not batches or samples."""
+    if recycle_after is not None and not isinstance(recycle_after, int):
+        try:
+            counted = limits_of(None, recycle_after).after_growth_bytes is None
+        except ValueError:
+            counted = True
+        if counted:
+            raise ValueError(
+                f'recycle_after must be a number of tasks (500) or a growth in memory ("1GiB"), got {recycle_after!r}'
+            )
+    return limits_of(memory_limit, recycle_after)
 
 
 _ELSEWHERE = {

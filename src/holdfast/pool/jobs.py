@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import pickle
 import random
@@ -81,7 +82,11 @@ class PoolJob:
         if self.initializer is not None:
             initialize = self.initializer
             initialize = pickle.loads(initialize) if isinstance(initialize, bytes) else initialize
-            initialize(*self.initargs)
+            try:
+                initialize(*self.initargs)
+            except Exception:  # where concurrent.futures says it; the pool's own error has it, too
+                logging.getLogger("concurrent.futures").critical("Exception in initializer:", exc_info=True)
+                raise
 
     def __getstate__(self) -> dict[str, Any]:
         """For spawn: the function by value where it must be; its arguments may be locks and queues, as at any start."""

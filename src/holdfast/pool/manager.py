@@ -73,9 +73,14 @@ class Manager:
     def at_most_once(self) -> bool:
         return self._settings.at_most_once
 
+    @property
+    def _one_by_one(self) -> bool:
+        """What a worker does is counted, by task: or none may be begun twice."""
+        return self._settings.at_most_once or self._settings.limits.after_batches is not None
+
     def good_size(self, most: int) -> int:
         """How many items of a `map` to send at a time: so that a chunk takes a while, and each worker gets some."""
-        if self._item_s is None or self._item_s >= _SHORT_S:
+        if self._item_s is None or self._item_s >= _SHORT_S or self._one_by_one:
             return 1
         return max(1, min(round(_CHUNK_S / max(self._item_s, 1e-7)), _MOST_TOGETHER, most // (4 * self.workers)))
 
@@ -208,7 +213,7 @@ class Manager:
     def _take_in(self) -> None:
         """Give the machine as many chunks as its workers can take up soon; the rest can still be cancelled."""
         machine = self._machine
-        short = self._item_s is not None and self._item_s < _SHORT_S and not self._settings.at_most_once
+        short = self._item_s is not None and self._item_s < _SHORT_S and not self._one_by_one
         machine.dealer.depth = 2 if short else 1
         while self._incoming:
             unfinished = len(machine.tasks) + len(self._incoming)
