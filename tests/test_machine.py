@@ -534,6 +534,53 @@ def test_a_lone_sample_is_condemned_without_a_search():
     assert concluded(actions) == [(0, Outcome.EMPTY)]
 
 
+# ---------------------------------------------------------------- by hand: tasks that pay for their deaths
+
+
+def paying(**policy: Any) -> Machine:
+    machine = begun(on_error="skip", **policy)
+    machine.tasks_pay = True
+    return machine
+
+
+def test_a_chunk_is_given_back_to_be_parted_when_its_worker_died_with_all_of_it_in_hand():
+    """No search: whoever submitted it sends each by itself."""
+    machine = paying()
+    submit(machine, 0, size=4)
+
+    actions = handle(machine, death(1, Stage.SENDING))
+
+    assert concluded(actions) == [(0, Outcome.ERRORED)]
+    assert of(r.PutInQuarantine, actions) == []
+
+
+@pytest.mark.parametrize("stage", [Stage.SENDING, Stage.DELIVERING, Stage.WAITING])
+def test_a_task_pays_for_deaths_while_its_result_travels(stage):
+    """Else one that kills there, always, would be tried for ever."""
+    machine = paying()
+    submit(machine, 0, size=1)
+
+    first = handle(machine, death(1, stage), ready(2))
+    second = handle(machine, death(2, stage))
+
+    assert [i.incident.action for i in of(r.ReportIncident, first)] == ["replaced, batch tried again"]
+    assert concluded(second) == [(0, Outcome.EMPTY)]
+
+
+def test_deaths_that_tasks_pay_for_are_no_reason_to_give_up():
+    """Those with nothing in hand are."""
+    machine = paying(max_restarts=2, retries=0)
+    for seq in range(10):
+        submit(machine, seq, size=1)
+        handle(machine, death(seq + 1, Stage.FETCHING, batch=seq, position=0), ready(seq + 2))
+    assert not machine.given_up
+
+    for incarnation in (11, 12, 13):
+        handle(machine, death(incarnation, Stage.IDLE, batch=-1), ready(incarnation + 1))
+
+    assert machine.given_up
+
+
 # ---------------------------------------------------------------- by hand: starts
 
 

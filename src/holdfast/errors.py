@@ -229,19 +229,22 @@ def start_error(incident: Incident, attempts: int) -> WorkerStartError:
     failure = incident.failure
     pid = f" (pid {incident.pid})" if incident.pid > 0 else ""
     lines = [f"worker {incident.slot}{pid} could not be started in {attempts} attempts"]
+    task = incident.noun == "task"
     advice = "run worker_init_fn and dataset[0] once in this process, with num_workers=0, to see it fail here"
+    advice = "call the initializer once in this process, to see it fail here" if task else advice
     if failure is not None:
         named = f"{failure.type_name}: " if failure.type_name else ""
         lines[0] += f": {named}{first_line(failure.message)}"
         if failure.traceback:
             lines += ["", failure.traceback]
         advice = (
-            "under spawn and forkserver the main module is imported again: what starts the training "
+            "under spawn and forkserver the main module is imported again: what starts the "
+            f"{'pool' if task else 'training'} "
             'belongs under  if __name__ == "__main__":'
         )
     else:
         ended = incident.exit.words if incident.exit else "ended"
-        what = f"it {incident.cause if incident.hung else ended} while {incident.in_hand.stage.words}"
+        what = f"it {incident.cause if incident.hung else ended} while {incident.stage_words}"
         cause = incident.exit.explanation if incident.exit else "unknown"
         cause = incident.verdict.words if incident.verdict is not None else cause
         lines += ["", f"  cause    {what}: {cause}"]
@@ -250,7 +253,9 @@ def start_error(incident: Incident, attempts: int) -> WorkerStartError:
             lines.append(f"  python   {python}")
         if incident.exit and incident.exit.signal is not None:
             said = _signal.strsignal(incident.exit.signal)
-            lines.append(f"           DataLoader worker (pid {incident.pid}) is killed by signal: {said}.")
+            lines.append(
+                f"           {'' if task else 'DataLoader '}worker (pid {incident.pid}) is killed by signal: {said}."
+            )
     if incident.verdict is not None:
         if failure is not None:
             lines += ["", f"  cause    {incident.verdict.words}"]
@@ -282,9 +287,9 @@ def _short_cause(incident: Incident) -> str:
     if incident.kind is IncidentKind.EXCEPTION and incident.failure:
         return incident.failure.type_name
     if incident.kind is IncidentKind.HANG:
-        return f"hang while {incident.in_hand.stage.words}"
+        return f"hang while {incident.stage_words}"
     if incident.exit:
-        return f"{incident.exit.words} while {incident.in_hand.stage.words}"
+        return f"{incident.exit.words} while {incident.stage_words}"
     return incident.cause
 
 

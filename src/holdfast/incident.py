@@ -65,6 +65,21 @@ _RANK_STAGES = {
     Stage.PREPARING: "unpickling its function",
 }
 
+_TASK_STAGES = {
+    Stage.PREPARING: "running its initializer",
+    Stage.FETCHING: "running a task",
+    Stage.SENDING: "pickling a result",
+    Stage.DELIVERING: "sending a result",
+    Stage.AT_WORK: "working on a task",
+}
+_TASK_VERBS = {
+    Stage.FETCHING: "running",
+    Stage.SENDING: "pickling the result of",
+    Stage.WAITING: "waiting before a retry of",
+    Stage.DELIVERING: "sending the result of",
+    Stage.AT_WORK: "working on",
+}
+
 _BATCH_VERBS = {
     Stage.FETCHING_MANY: "fetching",
     Stage.COLLATING: "collating",
@@ -245,14 +260,25 @@ class Incident:
         return ""
 
     @property
+    def stage_words(self) -> str:
+        """What it was doing, without a name: «collating», «running a task»."""
+        stage = self.in_hand.stage
+        return _TASK_STAGES.get(stage, stage.words) if self.noun == "task" else stage.words
+
+    @property
+    def _unit(self) -> str:
+        """What a worker is sent at a time."""
+        return "chunk of tasks" if self.noun == "task" else "batch"
+
+    @property
     def cause(self) -> str:
         """One clause: what happened."""
         if self.kind is IncidentKind.EXCEPTION and self.failure:
             return f"raised {self.failure.type_name}: {first_line(self.failure.message)}"
         if self.kind is IncidentKind.GROWTH and self.evidence.growth is not None:
-            return f"grows by {in_words(self.evidence.growth.bytes_per_batch)} per batch"
+            return f"grows by {in_words(self.evidence.growth.bytes_per_batch)} per {self._unit}"
         if self.kind is IncidentKind.GROWTH and self.evidence.creep is not None:
-            return f"has {self.evidence.creep.per_batch:.3g} more {self.evidence.creep.kind} with each batch"
+            return f"has {self.evidence.creep.per_batch:.3g} more {self.evidence.creep.kind} with each {self._unit}"
         if self.kind is IncidentKind.RECYCLED:
             return f"was recycled: {self.recycled}"
         if self.kind is IncidentKind.RESIZED:
@@ -272,8 +298,10 @@ class Incident:
     def doing(self) -> str:
         """What it was doing: «fetching sample 18204», «collating batch 7», «idle»."""
         stage = self.in_hand.stage
+        if self.noun == "task":
+            return f"{_TASK_VERBS[stage]} {self.sample}" if self.indices and stage in _TASK_VERBS else self.stage_words
         if stage is Stage.FETCHING and self.indices:
-            return f"{'fetching' if self.noun == 'sample' else 'running'} {self.sample}"
+            return f"fetching {self.sample}"
         if stage is Stage.RUNNING and self.function:
             return f"running {self.function}"
         if self.role == "rank" and stage in _RANK_STAGES:

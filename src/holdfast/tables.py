@@ -39,7 +39,7 @@ def of_incidents(incidents: Sequence[Incident]) -> str:
     """Many of them, a line each."""
     if not incidents:
         return "<p>no incidents</p>"
-    names = ("id", "worker", "sample", "verdict", "cause", "what was done")
+    names = ("id", "worker", incidents[0].noun, "verdict", "cause", "what was done")
     head = "".join(f"<th{_LEFT}>{name}</th>" for name in names)
     body = "".join(_line(i) for i in incidents[:_MOST_ROWS])
     more = len(incidents) - _MOST_ROWS
@@ -66,7 +66,7 @@ def _rows(incident: Incident) -> list[tuple[str, Any]]:
     return [
         ("verdict", f"{verdict.name} ({verdict.confidence})" if verdict else ""),
         ("cause", verdict.cause if verdict else incident.cause),
-        ("sample", incident.sample),
+        (incident.noun, incident.sample),
         ("", "\n".join(incident.described[:_MOST_ROWS]) if len(incident.indices) > 1 else ""),
         ("python", python_line(incident.stack) or _last_line(incident)),
         ("native", native),

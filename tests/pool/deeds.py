@@ -34,6 +34,18 @@ class Unreadable:
         return int, ("no number",)
 
 
+class LeavesWhenPickled:
+    def __reduce__(self) -> Any:
+        sys.exit(6)
+
+
+class LeavesWhenRead:
+    """Would end the thread that unpickles it here."""
+
+    def __reduce__(self) -> Any:
+        return sys.exit, (7,)
+
+
 class UnpicklableError(Exception):
     def __init__(self) -> None:
         super().__init__("with a lock")
@@ -100,8 +112,17 @@ def leave() -> None:
     sys.exit(5)
 
 
+RESULTS = {
+    "unpicklable": Unpicklable,
+    "unreadable": Unreadable,
+    "generator": lambda: (n for n in range(3)),
+    "exits pickled": LeavesWhenPickled,
+    "exits read": LeavesWhenRead,
+}
+
+
 def returns(what: str) -> Any:
-    return {"unpicklable": Unpicklable, "unreadable": Unreadable, "generator": lambda: (n for n in range(3))}[what]()
+    return RESULTS[what]()
 
 
 def fail_to_begin() -> None:

@@ -15,6 +15,7 @@ from concurrent.futures import CancelledError, Executor, as_completed
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from pickle import PicklingError
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ import pytest
 
 import holdfast
 from holdfast import FaultPolicy, IncidentKind, Pool, TaskCrashedError, TaskTimeoutError
-from holdfast.pool.failing import UnpicklableResultError
+from holdfast.pool.failing import UnpicklableResultError, UnreadableResultError
 from pool import deeds
 from transport.watching import wait_until
 
@@ -45,9 +46,8 @@ def test_what_goes_wrong_costs_its_own_task(method):
         futures["odd"] = pool.submit(deeds.raise_odd)
         futures["locked"] = pool.submit(deeds.raise_unpicklable)
         futures["sys.exit"] = pool.submit(deeds.leave)
-        futures["unpicklable"] = pool.submit(deeds.returns, "unpicklable")
-        futures["unreadable"] = pool.submit(deeds.returns, "unreadable")
-        futures["generator"] = pool.submit(deeds.returns, "generator")
+        for what in deeds.RESULTS:
+            futures[what] = pool.submit(deeds.returns, what)
         futures["argument"] = pool.submit(deeds.square, deeds.Unpicklable())
         healthy += [pool.submit(deeds.square, number) for number in range(len(healthy), 40)]
         assert [future.result(DEADLINE_S) for future in healthy] == [n * n for n in range(40)]
@@ -68,7 +68,12 @@ def test_what_goes_wrong_costs_its_own_task(method):
     assert errors["sys.exit"].code == 5
     for how in ("unpicklable", "generator"):
         assert isinstance(errors[how], UnpicklableResultError), errors[how]
-    assert isinstance(errors["unreadable"], ValueError)
+        assert isinstance(errors[how], PicklingError), errors[how]
+    assert isinstance(errors["exits pickled"], SystemExit)
+    for how, error in (("unreadable", ValueError), ("exits read", SystemExit)):
+        assert isinstance(errors[how], UnreadableResultError)
+        assert isinstance(errors[how], BrokenProcessPool)
+        assert isinstance(errors[how].__cause__, error)
     assert "not this one" in str(errors["argument"])
     crashed = [i.index for i in pool.incidents if i.kind is IncidentKind.CRASH]
     for how in deeds.DEATHS:  # each was tried again; more often where its company had to be parted
@@ -220,6 +225,20 @@ def test_an_initializer_runs_first_and_its_failure_is_told(method, capfd):
             pool.submit(deeds.square, 1)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_worker_does_as_many_tasks_as_it_may(method):
+    """However short they are: who asks for one task per process has a reason."""
+    with Pool(2, method, max_tasks_per_child=3) as pool:
+        list(pool.map(deeds.square, range(20)))  # so that it is known how short they are
+        submitted = [future.result(DEADLINE_S) for future in [pool.submit(os.getpid) for _ in range(60)]]
+        mapped = list(pool.starmap(os.getpid, [()] * 60))
+
+    for pids in (submitted, mapped):
+        assert max(pids.count(pid) for pid in pids) <= 3
+    assert {i.kind for i in pool.incidents} == {IncidentKind.RECYCLED}
+    assert "it has done 3 tasks" in str(pool.incidents[0])
+
+
 def test_an_exception_is_tried_again_where_the_policy_says_so(tmp_path):
     policy = FaultPolicy(retry_on=OSError, retries=2, backoff_s=0.0)
 
@@ -232,6 +251,18 @@ def test_an_exception_is_tried_again_where_the_policy_says_so(tmp_path):
     with Pool(2, faults=policy) as pool:
         assert list(pool.map(flaky, range(5))) == list(range(5))
     assert deeds.begun(tmp_path) == dict.fromkeys(range(5), 3)
+
+
+def test_no_task_is_begun_twice_also_where_a_policy_is_given(tmp_path):
+    """The pool's own `retries` outweigh the policy's."""
+    with Pool(1, retries=0, faults=FaultPolicy(retry_on=OSError, retries=5)) as pool:
+        died = pool.submit(deeds.die, "SIGKILL", str(tmp_path), 0)
+        assert isinstance(died.exception(DEADLINE_S), TaskCrashedError)
+    with Pool(1, faults=FaultPolicy(retries=2)) as pool:
+        died = pool.submit(deeds.die, "SIGKILL", str(tmp_path), 1)
+        assert isinstance(died.exception(DEADLINE_S), TaskCrashedError)
+
+    assert deeds.begun(tmp_path) == {0: 1, 1: 3}
 
 
 def test_asyncio_runs_in_it():
@@ -317,6 +348,14 @@ def test_what_it_takes_is_checked():
         ({"memory_limit": "lots"}, "memory_limit"),
         ({"faults": "skip"}, "FaultPolicy"),
         ({"max_tasks_per_child": 0}, ">= 1"),
+        ({"recycle_after": "20 samples"}, "number of tasks"),
+        ({"recycle_after": "often"}, "number of tasks"),
+        ({"retries": -1}, "at least 0"),
+        ({"task_timeout": 0}, "task_timeout must be more than 0"),
+        ({"task_timeout": "auto"}, "task_timeout must be a number"),
+        ({"faults": FaultPolicy(sample_timeout=3.0)}, "task_timeout"),
+        ({"faults": FaultPolicy("skip")}, r"map\("),
+        ({"faults": FaultPolicy(max_bad=3)}, "own outcome"),
     ]:
         with pytest.raises((ValueError, TypeError), match=words):
             Pool(**arguments)  # type: ignore[arg-type]

@@ -42,6 +42,7 @@ class Machine:
     def __init__(self, slots: int, policy: FaultPolicy, *, takes_turns: bool = True, never_twice: bool = False) -> None:
         self.policy = policy
         self._never_twice = never_twice  # a task that was begun is not begun again, whoever is to blame
+        self.tasks_pay = False  # a task in hand pays for each death: they are no reason to give others up
         self.slots = [Slot(n) for n in range(slots)]
         self.crew = Crew(self.slots, self._start, self._do, takes_turns=takes_turns)
         self.tasks: dict[int, Task] = {}
@@ -227,7 +228,8 @@ class Machine:
         in_hand = head is not None and (head.seq == event.in_hand.batch or stage is Stage.AT_WORK)
         if head is not None and stage is Stage.AT_WORK:
             incident = replace(incident, batch=head.seq)
-        if self._never_twice and head is not None and in_hand:
+        pays = self.tasks_pay and in_hand and not event.blameless
+        if head is not None and in_hand and (self._never_twice or (pays and stage in _OWN_STAGES)):
             self._died_with(slot, head, incident)
         elif self.crew.was_killed_for_memory(event, incident, now):
             pass  # nobody's fault, and told
@@ -249,7 +251,7 @@ class Machine:
         if self.given_up:
             return
         self.restarts += 1
-        if self._intensity.exceeded_by(now):
+        if not pays and self._intensity.exceeded_by(now):
             most, window = self.policy.max_restarts, self.policy.restart_window_s
             self._give_up(
                 r.LimitKind.RESTARTS,
@@ -289,6 +291,10 @@ class Machine:
         task.whole_deaths += 1
         live = task.live()
         incident = replace(incident, positions=live, attempt=task.whole_deaths)
+        if self.tasks_pay and len(live) > 1:  # whoever submitted it sends its parts one by one
+            self._do(r.ReportIncident(replace(incident, action="replaced, each sample tried alone")))
+            self._conclude(slot, task, Outcome.ERRORED, incident)
+            return
         if task.whole_deaths <= self.policy.retries:
             self.retries += 1
             self._do(r.ReportIncident(replace(incident, action="replaced, batch tried again")))
@@ -446,7 +452,7 @@ class Machine:
             return
         slot = self.slots[question.slot]
         if question.task is None:
-            if slot.incarnation == question.incarnation:
+            if slot.incarnation == question.incarnation and slot.state != "empty":
                 self._do(r.AnswerWorker(slot.number, slot.incarnation, event.decision))
             return
         question.task.is_asked_about = False

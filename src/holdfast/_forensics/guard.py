@@ -1,6 +1,6 @@
 """Tells whether the main module would start the loader again when a worker imports it.
 
-Reads   the frames of the calling thread, the source of the main module.
+Reads   the frames of the calling thread and of the main one, the source of the main module.
 Writes  nothing.
 Never   runs it.
 """
@@ -10,7 +10,8 @@ from __future__ import annotations
 import ast
 import os
 import sys
-from types import FrameType
+import threading
+from types import FrameType, ModuleType
 
 
 def unguarded_line() -> str:
@@ -19,24 +20,33 @@ def unguarded_line() -> str:
     path = getattr(module, "__file__", None)
     if module is None or path is None:  # a notebook or a prompt: no worker imports it
         return ""
-    frame: FrameType | None = sys._getframe()
-    main: FrameType | None = None
-    while frame is not None:
-        if frame.f_code.co_name == "<module>" and frame.f_globals is vars(module):
-            main = frame
-        frame = frame.f_back
-    if main is None:  # another thread
+    # A pool's own thread asks: the program is in the main one.
+    main = _line_of(module, sys._getframe()) or _line_of(module, _main_frame())
+    if main is None:
         return ""
     try:
         with open(path, encoding="utf-8") as file:
             tree = ast.parse(file.read())
     except (OSError, SyntaxError, ValueError):
         return ""
-    line = main.f_lineno
     for statement in tree.body:
-        if statement.lineno <= line <= (statement.end_lineno or statement.lineno):
-            return "" if is_guard(statement) else f"{os.path.basename(path)}:{line}"
+        if statement.lineno <= main <= (statement.end_lineno or statement.lineno):
+            return "" if is_guard(statement) else f"{os.path.basename(path)}:{main}"
     return ""
+
+
+def _line_of(module: ModuleType, frame: FrameType | None) -> int | None:
+    """The line of the module that leads to this frame, and is not in a function."""
+    line = None
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals is vars(module):
+            line = frame.f_lineno
+        frame = frame.f_back
+    return line
+
+
+def _main_frame() -> FrameType | None:
+    return sys._current_frames().get(threading.main_thread().ident or -1)
 
 
 def is_guard(statement: ast.stmt) -> bool:

@@ -52,7 +52,7 @@ def summary(incident: Incident) -> Section:
         facts = verdict.facts[:_MOST_FACTS]
         rows += [("facts" if n == 0 else "", fact) for n, fact in enumerate(facts)]
     if incident.indices:
-        rows.append(("sample", incident.sample.removeprefix(incident.noun).removeprefix("s").strip()))
+        rows.append((incident.noun, incident.sample.removeprefix(incident.noun).removeprefix("s").strip()))
     if len(incident.indices) > 1:  # of a single one the words stand beside its index
         rows += [("", text) for text in incident.described[:_MOST_DESCRIBED]]
     if examined is not None and examined.place is not None:
@@ -88,22 +88,23 @@ def sections(incident: Incident, job: Job | None = None) -> list[Section]:
 
 def _task(incident: Incident, job: Job | None) -> Section:
     worked = incident.evidence.worked
+    units = "chunks" if incident.noun == "task" else "batches"
     rows = []
     if job is not None:
         rows += [("command", job.command or "python"), ("in", job.folder), ("process", job.place)]
     rows.append((incident.role, f"{incident.slot}, life {incident.incarnation}, pid {incident.pid}"))
     if incident.batch >= 0:
         rows.append(("batch", f"{incident.batch} of epoch {incident.epoch}"))
-    rows.append(("stage", incident.in_hand.stage.words))
+    rows.append(("stage", incident.stage_words))
     if incident.seconds_in_hand:
         rows.append(("in hand", f"{incident.seconds_in_hand:.2f} s"))
     rows.append(("attempt", f"{incident.attempt} of {incident.attempts_allowed}"))
     if worked.batches_done:
-        rows.append(("before", f"{worked.batches_done} batches done"))
+        rows.append(("before", f"{worked.batches_done} {units} done"))
     if worked.recent_indices:
-        rows.append(("samples", ", ".join(map(str, worked.recent_indices)) + " (the last ones it took up)"))
+        rows.append((f"{incident.noun}s", ", ".join(map(str, worked.recent_indices)) + " (the last ones it took up)"))
     elif worked.recent_batches:
-        rows.append(("batches", ", ".join(map(str, worked.recent_batches)) + " (the last ones it took up)"))
+        rows.append((units, ", ".join(map(str, worked.recent_batches)) + " (the last ones it took up)"))
     if worked.descriptors is not None:
         rows.append(("files", f"{worked.descriptors} descriptors open"))
     if worked.threads is not None:

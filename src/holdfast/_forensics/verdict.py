@@ -7,7 +7,7 @@ Never   a process, a file, a lock, the clock.
 
 from __future__ import annotations
 
-from holdfast._forensics import wording
+from holdfast._forensics import task_words, wording
 from holdfast._forensics.rules import aborts, faults, growth, hangs, instructions, kills, python, starts
 from holdfast.incident import Incident
 from holdfast.verdicts import Confidence, Name, Verdict
@@ -30,13 +30,19 @@ def judge(incident: Incident) -> Verdict:
     verdict = next(filter(None, (rule(incident) for rule in RULES)), None)
     if verdict is None:
         return unknown(incident)
-    return wording.for_rank(verdict, incident) if incident.role == "rank" else verdict
+    return _in_words_of(incident, verdict)
 
 
 def unknown(incident: Incident, *more: str) -> Verdict:
     """No rule knows it: everything that is known, instead of a guess."""
-    verdict = _unknown(incident, *more)
-    return wording.for_rank(verdict, incident) if incident.role == "rank" else verdict
+    return _in_words_of(incident, _unknown(incident, *more))
+
+
+def _in_words_of(incident: Incident, verdict: Verdict) -> Verdict:
+    """Rules speak of a loader's workers and samples."""
+    if incident.role == "rank":
+        return wording.for_rank(verdict, incident)
+    return task_words.for_task(verdict, incident) if incident.noun == "task" else verdict
 
 
 def _unknown(incident: Incident, *more: str) -> Verdict:

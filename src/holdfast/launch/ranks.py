@@ -24,7 +24,7 @@ from holdfast._capture.blackbox import BlackBox, Reason
 from holdfast._capture.vitals import Vitals
 from holdfast._forensics import hanging
 from holdfast._forensics.surroundings import OomWatch
-from holdfast._system import nameless, ownership, processes
+from holdfast._system import nameless, ownership, processes, starting
 from holdfast._system.lifeline import Lifeline
 from holdfast._system.offspring import Offspring
 from holdfast.evidence import Evidence, Seen, Surroundings, Worked
@@ -110,7 +110,7 @@ class Rank:
             )
             self.started = time.monotonic()
             with self._pump.lock:  # a fork must not find another thread in the middle of a print
-                self.process.start()
+                starting.start(self.process)
             pid = self.process.pid
             assert pid is not None
             self.pid = pid

@@ -55,6 +55,7 @@ class Door:
                 incident,
                 noun="task",
                 action=action.replace("batch", "task"),
+                recycled=incident.recycled.replace(" batches", " tasks"),
                 batch=-1,
                 indices=numbers,
                 index=numbers[0] if len(numbers) == 1 else None,

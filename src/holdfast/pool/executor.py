@@ -8,22 +8,23 @@ Never   torch, unless you bring it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import multiprocessing
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, InvalidStateError
+from concurrent.futures import CancelledError, Executor, Future, InvalidStateError
 from typing import Any, Literal
 
 from holdfast._forensics.ledger import Incidents, Ledger
 from holdfast._system.cpus import usable_cpus
 from holdfast.incident import Incident
-from holdfast.limits import budget_of, limits_of
+from holdfast.limits import Limits, budget_of, limits_of
 from holdfast.pool.manager import Manager, ManagerSettings
 from holdfast.pool.mapping import Failed, Mapping
 from holdfast.pool.work import Item
-from holdfast.settings import FaultPolicy, check_listeners, check_threads
+from holdfast.settings import FaultPolicy, check_listeners, check_number, check_threads
 
 _managers: weakref.WeakSet[Manager] = weakref.WeakSet()
 
@@ -49,7 +50,8 @@ class _Submitted(Item):
                 self.future.set_result(values[0])
 
     def drop(self) -> None:
-        self.future.cancel()
+        if not self.future.cancel():  # it was begun, and had to be parted from its company
+            self.fail(CancelledError())
 
     def part(self, start: int, stop: int) -> Item:
         return self
@@ -61,7 +63,8 @@ class Pool(Executor):
     max_workers   how many at most; None: the CPUs that this process may really use. They are started as needed
     mp_context    a multiprocessing context, or the name of a start method
     initializer, initargs  called in each worker before its first task
-    retries       how often a task that killed its worker is tried again; 0: no task is ever begun twice
+    retries       how often a task that killed its worker is tried again; 0: no task is ever begun twice; None: as
+                  `faults` says, or 1
     task_timeout  seconds a task may take before its worker is ended and it counts as hung; None: as long as it likes
     memory_limit  private memory of a worker, such as "2GiB": near it the worker is recycled after its task
     memory_budget  memory of all workers together, such as "24GiB" or "80%"; None: what container or machine leave
@@ -82,7 +85,7 @@ class Pool(Executor):
         initializer: Callable[..., object] | None = None,
         initargs: tuple[Any, ...] = (),
         *,
-        retries: int = 1,
+        retries: int | None = None,
         task_timeout: float | None = None,
         memory_limit: str | int | None = None,
         memory_budget: str | int | None = None,
@@ -110,7 +113,7 @@ class Pool(Executor):
             raise TypeError(f'faults must be a FaultPolicy, got {faults!r}; map() takes "skip" and the like')
         if mp_context is None or isinstance(mp_context, str):
             mp_context = multiprocessing.get_context(mp_context)
-        self.max_workers = max_workers
+        self.max_workers = self._max_workers = max_workers  # the latter is what libraries look at
         self._ledger = Ledger(check_listeners(on_incident))
         self._failures: list[Failed] = []
         policy = policy_of(faults, retries, task_timeout)
@@ -120,7 +123,7 @@ class Pool(Executor):
             initializer,
             tuple(initargs),
             policy,
-            limits_of(memory_limit, recycle_after),
+            _limits(memory_limit, recycle_after),
             budget_of(memory_budget),
             at_most_once=policy.retries == 0,
             threads=check_threads(worker_threads),
@@ -197,17 +200,52 @@ class Pool(Executor):
         return self._failures
 
     @property
+    def _broken(self) -> BaseException | None:
+        """What libraries look at: why nothing can be submitted any more."""
+        return self._manager.broken
+
+    @property
     def pids(self) -> list[int]:
         """Of the workers that live now."""
         return self._manager.pids
 
 
-def policy_of(faults: FaultPolicy | None, retries: int, task_timeout: float | None) -> FaultPolicy:
+def _limits(memory_limit: Any, recycle_after: Any) -> Limits:
+    """A pool counts tasks, not batches or samples."""
+    if recycle_after is not None and not isinstance(recycle_after, int):
+        try:
+            counted = limits_of(None, recycle_after).after_growth_bytes is None
+        except ValueError:
+            counted = True
+        if counted:
+            raise ValueError(
+                f'recycle_after must be a number of tasks (500) or a growth in memory ("1GiB"), got {recycle_after!r}'
+            )
+    return limits_of(memory_limit, recycle_after)
+
+
+_ELSEWHERE = {
+    "on_error": 'map(…, faults="skip") has that',
+    "on_crash": 'map(…, faults="skip") has that',
+    "sample_timeout": "Pool(task_timeout=…) has that",
+    "max_bad": "every task has its own outcome, however many fail",
+    "breaker_patience": "a pool's workers doubt no source",
+}
+
+
+def policy_of(faults: FaultPolicy | None, retries: int | None, task_timeout: float | None) -> FaultPolicy:
     """Of a pool: a task that kills is left out and its future told; how many do so is the user's affair."""
-    given = faults if faults is not None else FaultPolicy(max_restarts=1000, restart_window_s=60.0, retries=retries)
+    if task_timeout is not None:
+        check_number("task_timeout", task_timeout, least=0)
+        if task_timeout == 0:
+            raise ValueError("task_timeout must be more than 0 seconds (None: as long as it likes), got 0")
+    given = faults if faults is not None else FaultPolicy(max_restarts=1000, restart_window_s=60.0)
+    for field in dataclasses.fields(FaultPolicy):
+        if field.name in _ELSEWHERE and getattr(given, field.name) != field.default:
+            raise ValueError(f"{field.name} of a FaultPolicy means nothing to a pool: {_ELSEWHERE[field.name]}")
     return FaultPolicy(
         on_error="skip",
-        retries=given.retries,
+        retries=given.retries if retries is None else retries,
         retry_on=given.retry_on,
         backoff_s=given.backoff_s,
         backoff_max_s=given.backoff_max_s,

@@ -17,6 +17,7 @@ from typing import Any
 
 from holdfast import errors
 from holdfast.incident import Incident, IncidentKind
+from holdfast.settings import FaultPolicy
 
 try:
     from concurrent.futures.process import _RemoteTraceback as RemoteTraceback
@@ -44,8 +45,12 @@ class PoolBrokenError(errors.WorkerStartError, BrokenProcessPool):
     """No worker can be started, or too many die: the pool has given up, and so every task that it had."""
 
 
-class UnpicklableResultError(errors.HoldfastError, RuntimeError):
+class UnpicklableResultError(errors.HoldfastError, pickle.PicklingError, RuntimeError):
     """A task did its work, and what it returned cannot travel."""
+
+
+class UnreadableResultError(errors.HoldfastError, BrokenProcessPool):
+    """A task did its work, and what it returned cannot be unpickled here; `__cause__` says why."""
 
 
 class UnreadableTaskError(errors.HoldfastError, BrokenProcessPool):
@@ -92,3 +97,23 @@ def error_of(incident: Incident) -> errors.WorkerCrashedError:
     """For a task that killed, or hung in, as many workers as it may."""
     kind = TaskTimeoutError if incident.kind is IncidentKind.HANG else TaskCrashedError
     return kind(errors.task_message(incident), incident)
+
+
+def unreadable(error: BaseException) -> UnreadableResultError:
+    """For a result that came, and cannot be put together again."""
+    told = UnreadableResultError(f"the task's result cannot be unpickled here: {type(error).__name__}: {error}")
+    told.__cause__ = error
+    return told
+
+
+def broken_message(text: str, policy: FaultPolicy) -> str:
+    """For a pool whose workers die again and again without a task in hand: a task's deaths are its own affair."""
+    what, _, _ = text.partition(":")
+    most = max(1000, 10 * policy.max_restarts)
+    return (
+        f"{what}, with no task of theirs to blame\n\n"
+        "  state    what had not ended is given up\n"
+        "  next     pool.incidents   how each of them ended: something on this machine ends them, or an initializer's "
+        "thread\n"
+        f"           Pool(faults=FaultPolicy(max_restarts={most}))   to bear more of it\n"
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import logging
 import os
 import pickle
 import random
@@ -78,7 +79,11 @@ class PoolJob:
         if self.initializer is not None:
             initialize = self.initializer
             initialize = pickle.loads(initialize) if isinstance(initialize, bytes) else initialize
-            initialize(*self.initargs)
+            try:
+                initialize(*self.initargs)
+            except Exception:  # where concurrent.futures says it; the pool's own error has it, too
+                logging.getLogger("concurrent.futures").critical("Exception in initializer:", exc_info=True)
+                raise
 
     def __getstate__(self) -> dict[str, Any]:
         """For spawn: the function by value where it must be; its arguments may be locks and queues, as at any start."""
@@ -204,7 +209,9 @@ class PoolJob:
                 results.values = [value if type(value) in PLAIN else Apart(value) for value in values]
             send(results)
             return
-        except Exception:
+        except BaseException:  # whatever pickling raises: one result is to blame
+            if box.in_hand().stage is Stage.DELIVERING:
+                raise  # half of it may be on its way
             self.desk.arena.begin()
         positions = [position for some in results.done for position in some]
         results.values = [self._sendable(value, position, results) for position, value in zip(positions, values)]
@@ -220,7 +227,12 @@ class PoolJob:
             apart = Apart(value)
             self.desk.can_pack(apart)
             return apart
-        except Exception as error:
+        except BaseException as error:
+            if self.desk.allowance is not None:
+                self.desk.allowance.stop_if_refused(error)
+            if not isinstance(error, Exception):
+                self._note(error, position, results, Stage.SENDING)
+                return None
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
             told = UnpicklableResultError(f"the task returned a {kind}, which cannot be pickled: {error}")
             told.__cause__ = error

@@ -28,7 +28,7 @@ from holdfast.engines.watch import WatchSettings
 from holdfast.incident import Incident, IncidentKind
 from holdfast.limits import Limits
 from holdfast.pool.door import Door
-from holdfast.pool.failing import PoolBrokenError, error_of
+from holdfast.pool.failing import PoolBrokenError, broken_message, error_of, unreadable
 from holdfast.pool.jobs import PoolJob, Results
 from holdfast.pool.parcels import Apart
 from holdfast.pool.work import Chunk, Item
@@ -79,6 +79,11 @@ class Manager:
     def at_most_once(self) -> bool:
         return self._settings.at_most_once
 
+    @property
+    def _one_by_one(self) -> bool:
+        """What a worker does is counted, by task: or none may be begun twice."""
+        return self._settings.at_most_once or self._settings.limits.after_batches is not None
+
     def good_size(self, most: int) -> int:
         """How many items of a `map` to send at a time: so that a chunk takes a while, and each worker gets some."""
         return max(1, min(self._together, most // (4 * self.workers)))
@@ -91,7 +96,7 @@ class Manager:
     @property
     def _together(self) -> int:
         """How many tasks to send at a time, if there are enough."""
-        if self._item_s is None or self._item_s >= _SHORT_S or self._settings.at_most_once:
+        if self._item_s is None or self._item_s >= _SHORT_S or self._one_by_one:
             return 1
         fit = _CHUNK_BYTES / max(1.0, self._item_bytes)
         return max(1, min(round(min(_CHUNK_S / max(self._item_s, 1e-7), fit)), _MOST_TOGETHER))
@@ -135,6 +140,7 @@ class Manager:
             os.set_blocking(fd, False)
         self._engine = make_engine(settings.context, job, settings.workers, watch)
         self._machine = Machine(settings.workers, settings.policy, never_twice=settings.at_most_once)
+        self._machine.tasks_pay = True
         self._machine.crew.wanted = 1
         self._door = Door(self._ledger, self._engine, imports_main=self._engine.imports_main)
         self._runner = Runner(self._engine, self._machine, self._door)
@@ -160,11 +166,13 @@ class Manager:
         with self._lock:
             self._stopping = True
             self._ending = self._ending or end
-            if cancel or end:
-                dropped = list(self._incoming)
+            dropped = list(self._incoming) if cancel or end else []
+            if dropped:
                 self._incoming.clear()
-            else:
-                dropped = []
+                if not end:  # as many as have a worker to themselves count as begun, which they are in an instant
+                    free = max(0, self.workers - len(self._door.chunks))
+                    self._incoming.extend(dropped[:free])
+                    dropped = dropped[free:]
             if self._thread is not None:
                 self._ring()
         for item in dropped:
@@ -223,7 +231,7 @@ class Manager:
     def _take_in(self) -> None:
         """Give the machine as many chunks as its workers can take up soon; the rest can still be cancelled."""
         machine = self._machine
-        short = self._item_s is not None and self._item_s < _SHORT_S and not self._settings.at_most_once
+        short = self._item_s is not None and self._item_s < _SHORT_S and not self._one_by_one
         machine.dealer.depth = 2 if short else 1
         while self._incoming:
             unfinished = len(machine.tasks) + len(self._incoming)
@@ -281,12 +289,15 @@ class Manager:
         chunk = self._door.chunks.pop(seq)
         condemned = self._door.condemned.pop(seq, {})
         results: Results | None = None
+        if concluded.outcome is r.Outcome.ERRORED:
+            self._part(chunk, condemned)
+            return
         if concluded.payload is not None:
             try:
                 results = concluded.payload.open()
-            except Exception as error:  # what a worker could pickle and we cannot unpickle
+            except BaseException as error:  # what a worker could pickle and we cannot unpickle, SystemExit included
                 concluded.payload.discard()
-                self._unreadable(chunk, error, condemned)
+                self._unreadable(chunk, unreadable(error), condemned)
                 return
             self._learn(chunk, results, concluded.payload.nbytes)
         self._settle(chunk, results, condemned)
@@ -343,15 +354,18 @@ class Manager:
             for item in chunk.items:
                 item.fail(error)
             return
+        self._part(chunk, {p: it for p, it in condemned.items() if it.kind is not IncidentKind.EXCEPTION})
+
+    def _part(self, chunk: Chunk, condemned: dict[int, Incident]) -> None:
+        """One of them is to blame for all: each by itself, again."""
         again = []
-        condemned = {p: incident for p, incident in condemned.items() if incident.kind is not IncidentKind.EXCEPTION}
         parts = [item.part(row, row + 1) for item in chunk.items for row in range(len(item.rows))]
         for position, part in enumerate(parts):
             part.alone = True
             if position in condemned or position in chunk.unsendable:
                 part.fail(_error(position, chunk.unsendable, condemned))
             else:
-                again.append(part)  # one of them is to blame: each by itself
+                again.append(part)
         with self._lock:
             self._incoming.extendleft(reversed(again))
 
@@ -359,7 +373,7 @@ class Manager:
         incident = given_up.incident
         if incident is not None and given_up.limit is r.LimitKind.STARTS:
             return PoolBrokenError(str(errors.start_error(incident, incident.attempt)), incident)
-        return PoolBrokenError(f"{given_up.text}; pool.incidents has every one", incident)
+        return PoolBrokenError(broken_message(given_up.text, self._settings.policy), incident)
 
     def _break(self, error: BaseException, *, say: bool = True) -> None:
         """Nothing more will come: tell everybody who waits."""
@@ -381,8 +395,8 @@ def _open(values: Iterable[tuple[int, Any]], found: dict[int, Any], failed: dict
     for position, value in values:
         try:
             found[position] = value.open() if type(value) is Apart else value
-        except Exception as error:  # what a worker could pickle and we cannot unpickle
-            failed[position] = error
+        except BaseException as error:  # what a worker could pickle and we cannot unpickle
+            failed[position] = unreadable(error)
 
 
 def _stretches(start: int, stop: int, rest: set[int]) -> Iterator[tuple[int, int]]:

@@ -18,7 +18,7 @@ from holdfast.verdicts import Confidence, Name, Verdict, size_words
 _NOT_USERS = (
     *("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "/torch/utils/data/"),
     *("/holdfast/loader/", "/holdfast/_worker/", "/holdfast/_transport/", "/holdfast/engines/"),
-    "/holdfast/launch/",
+    *("/holdfast/launch/", "/holdfast/pool/"),
 )
 _MOST_FRAMES = 100
 _DESCRIPTORS = ("Too many open files", "[Errno 24]", "[Errno 23]", "no descriptor left", "received 0 items of ancdata")

@@ -28,7 +28,7 @@ from holdfast import records as r
 from holdfast._capture import blackbox, stacks
 from holdfast._capture.blackbox import BlackBox
 from holdfast._system import channel as channels
-from holdfast._system import nameless, ownership, processes
+from holdfast._system import nameless, ownership, processes, starting
 from holdfast._system.channel import Channel
 from holdfast._transport import wire
 from holdfast._transport.cells import CellTable
@@ -108,7 +108,7 @@ class LocalEngine(Exchange):
                 name="holdfast-zygote",
             )
             process.daemon = True
-            process.start()
+            starting.start(process)
             control.send(Kind.HELLO, handles=(handle,))
         except BaseException:
             control.close()
@@ -263,7 +263,7 @@ class LocalEngine(Exchange):
             if not self._loaded:
                 ended = Exit(signal=-code) if code is not None and code < 0 else Exit(code=code)
                 worker.unprepared = self._unloadable or Failure(
-                    "", f"the process that was to load the dataset {ended.words}", "", None, Stage.STARTING
+                    "", f"the process that workers are forked from {ended.words}", "", None, Stage.STARTING
                 )
             worker.status, worker.lost = 0, True
             self._ended = True

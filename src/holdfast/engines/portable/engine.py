@@ -26,7 +26,7 @@ from typing import Any
 from holdfast import records as r
 from holdfast._capture import blackbox
 from holdfast._capture.blackbox import BlackBox
-from holdfast._system import memory, ownership, processes
+from holdfast._system import memory, ownership, processes, starting
 from holdfast._system import portable_channel as channels
 from holdfast._system.portable_channel import PortableChannel
 from holdfast._transport.cells import CellTable
@@ -123,7 +123,7 @@ class PortableEngine(Exchange):
                 target=portable_worker.main, args=(theirs, box, stack_path, self._payload), name="holdfast-worker"
             )
             process.daemon = True
-            process.start()
+            starting.start(process)
             on_error.pop_all()
         return Process(process, channel, view, box, stack_fd, stack_path, Watched())
 
