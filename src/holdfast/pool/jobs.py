@@ -97,11 +97,11 @@ class PoolJob:
 
     def run(self, seq: int, body: memoryview, probe: bool) -> None:
         message = Message(body)
-        functions, segments, together = message.head
+        functions, segments, together, hands_back = message.head
         results = Results()
         self.desk.box.enter(Stage.FETCHING, seq)
         begun = time.monotonic_ns()
-        until = sys.maxsize if probe else begun + _LONG_NS
+        until = begun + _LONG_NS if hands_back else sys.maxsize
         first = 0
         for function, positions, apart in segments:
             blobs = range(first, first + len(positions)) if apart else range(first, first + 1)

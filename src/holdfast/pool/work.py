@@ -100,6 +100,7 @@ class Chunk:
         self.size = 0
         self._functions: dict[bytes, int] = {}
         self._segments: list[Segment] = []
+        self._was_sent = False
         for run in _runs(self.items):
             first = self.size
             for item in run:
@@ -167,7 +168,9 @@ class Chunk:
             segments = [part for s in segments if (part := self._part(s, excluded, probe)).positions]
         blobs = [blob for segment in segments for blob in segment.blobs]
         together = not any(item.apart for item in self.items)
-        head = (list(self._functions), [(s.function, s.positions, s.apart) for s in segments], together)
+        # Sent again, one of them may have killed a worker: how often is counted for as long as they are together.
+        hands_back, self._was_sent = not self._was_sent, True
+        head = (list(self._functions), [(s.function, s.positions, s.apart) for s in segments], together, hands_back)
         return parcels.message(head, blobs)
 
     def _part(self, segment: Segment, excluded: frozenset[int], probe: tuple[int, ...] | None) -> Segment:
