@@ -20,6 +20,7 @@ from holdfast._forensics.ledger import Incidents, Ledger
 from holdfast._system.cpus import usable_cpus
 from holdfast.incident import Incident
 from holdfast.limits import budget_of, limits_of
+from holdfast.pool.bars import bar_of
 from holdfast.pool.manager import Manager, ManagerSettings
 from holdfast.pool.mapping import Failed, Mapping
 from holdfast.pool.work import Item
@@ -141,6 +142,7 @@ class Pool(Executor):
         ordered: bool = True,
         faults: Literal["raise", "skip", "none"] = "raise",
         in_flight: int | None = None,
+        progress: bool | str = False,
     ) -> Iterator[Any]:
         """`fn` of each item, or of each row of several iterables; begun at once, a bounded number at a time.
 
@@ -149,12 +151,14 @@ class Pool(Executor):
         faults     "raise": the first error ends it; "skip": results without the failed, which `failures` then has;
                    "none": None in their place
         in_flight  items that are under way or waiting for you at most, so that an endless iterable needs no more memory
+        progress   True, or a name: a bar with what is done, failed and retried, rate and time left
         """
-        mapping = Mapping(self._manager, fn, iterables, chunksize, ordered, faults, in_flight, self._failures)
+        bar = bar_of(progress, fn, iterables, self._manager)
+        mapping = Mapping(self._manager, fn, iterables, chunksize, ordered, faults, in_flight, self._failures, bar=bar)
         return mapping.results(timeout)
 
     def starmap(self, fn: Callable[..., Any], rows: Iterable[Iterable[Any]], **options: Any) -> Iterator[Any]:
-        """`fn(*row)` of each row."""
+        """`fn(*row)` of each row. Options are those of `map`."""
         mapping = Mapping(
             self._manager,
             fn,
@@ -165,6 +169,7 @@ class Pool(Executor):
             options.pop("in_flight", None),
             self._failures,
             rows=rows,
+            bar=bar_of(options.pop("progress", False), fn, (rows,), self._manager),
         )
         timeout = options.pop("timeout", None)
         if options:
