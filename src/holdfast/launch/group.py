@@ -24,6 +24,7 @@ from multiprocessing.process import BaseProcess
 
 from holdfast._forensics import autopsy, guard
 from holdfast._forensics.heralds import Herald
+from holdfast._forensics.ledger import Incidents
 from holdfast._forensics.surroundings import OomWatch
 from holdfast._system import processes
 from holdfast.errors import HoldfastError
@@ -56,7 +57,7 @@ class SpawnContext:
     def __init__(
         self, plan: Plan, herald: Herald, *, max_restarts: int, timeout_s: float | None, threaded: bool
     ) -> None:
-        self.incidents: tuple[Incident, ...] = ()
+        self.incidents = Incidents()
         self.restarts = 0
         self._plan = plan
         self._herald = herald
@@ -250,7 +251,7 @@ class SpawnContext:
         again = self.restarts < self._max_restarts
         action = f"all ranks started again, restart {self.restarts + 1} of {self._max_restarts}" if again else "raised"
         incident = replace(incident, action=action, number=len(self.incidents))
-        self.incidents = (*self.incidents, incident)
+        self.incidents = Incidents((*self.incidents, incident))
         self._herald.tell(incident)
         if again:
             self.restarts += 1

@@ -22,7 +22,7 @@ from holdfast.incident import Incident
 from holdfast.limits import budget_of, limits_of
 from holdfast.pool.bars import bar_of
 from holdfast.pool.manager import Manager, ManagerSettings
-from holdfast.pool.mapping import Failed, Mapping
+from holdfast.pool.mapping import Failures, Mapping
 from holdfast.pool.work import Item
 from holdfast.settings import FaultPolicy, check_listeners
 
@@ -111,7 +111,7 @@ class Pool(Executor):
             mp_context = multiprocessing.get_context(mp_context)
         self.max_workers = max_workers
         self._ledger = Ledger(check_listeners(on_incident))
-        self._failures: list[Failed] = []
+        self._failures = Failures()
         policy = policy_of(faults, retries, task_timeout)
         settings = ManagerSettings(
             mp_context,
@@ -194,7 +194,7 @@ class Pool(Executor):
         return Incidents(self._ledger.incidents)
 
     @property
-    def failures(self) -> list[Failed]:
+    def failures(self) -> Failures:
         """The tasks that `map` left out, each with its arguments and its error."""
         return self._failures
 

@@ -16,7 +16,9 @@ from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, NamedTuple
 
+from holdfast import tables
 from holdfast.pool.bars import Bar
+from holdfast.pool.door import shown
 from holdfast.pool.work import Function, Item
 
 _LEAST_IN_FLIGHT = 1024  # short items cost a thousandth of this; long ones are waited for, not kept
@@ -32,6 +34,13 @@ class Failed(NamedTuple):
     @property
     def incident(self) -> Any:
         return getattr(self.error, "incident", None)
+
+
+class Failures(list[Failed]):
+    """In the order in which they were left out; a notebook shows them as a table."""
+
+    def _repr_html_(self) -> str:
+        return tables.of_failures([(", ".join(map(shown, failed.args)), failed.error) for failed in self])
 
 
 class _Bunch(Item):
