@@ -93,7 +93,7 @@ def _rows(incident: Incident) -> list[tuple[str, Any]]:
     return [
         ("verdict", f"{verdict.name} ({verdict.confidence})" if verdict else ""),
         ("cause", verdict.cause if verdict else incident.cause),
-        ("sample", incident.sample),
+        (incident.noun, incident.sample),
         ("", "\n".join(incident.described[:_MOST_ROWS]) if len(incident.indices) > 1 else ""),
         ("python", python_line(incident.stack) or _last_line(incident)),
         ("native", native),

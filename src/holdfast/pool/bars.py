@@ -8,6 +8,7 @@ Never   a thread of its own, nor an error of its own: where it cannot be shown, 
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import os
 import sys
@@ -260,7 +261,7 @@ def _notebook_display() -> Callable[..., Any] | None:
         shell = module.get_ipython()
         if shell is None or getattr(shell, "kernel", None) is None:
             return None  # a prompt in a terminal
-        from IPython.display import display
+        display: Callable[..., Any] = importlib.import_module("IPython.display").display
     except Exception:  # a stranger of that name
         return None
     return display
