@@ -1,12 +1,13 @@
 """Executes the notebooks beside it again, with a fresh kernel each, and writes their outputs into them.
 
-Reads   the cells of *.ipynb; names of notebooks as arguments, all of them without.
-Writes  the same files: outputs without what differs from machine to machine (folders, process ids in paths).
+Reads   the cells of *.ipynb; names of notebooks as arguments, all of them without; `--into FOLDER`.
+Writes  the same files, or new ones there: outputs without what differs from machine to machine (folders).
 Never   an output of a cell that raised: then it ends, and the file stays as it is.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import sys
@@ -54,15 +55,19 @@ def scrubbed(value: Any) -> Any:
     return value
 
 
-def main(names: list[str]) -> None:
-    for path in [HERE / f"{name}.ipynb" for name in names] or sorted(HERE.glob("*.ipynb")):
-        book = executed(path)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", help="loader, pool, spawn; all of them without")
+    parser.add_argument("--into", type=Path, default=HERE, help="another folder for what is written")
+    asked = parser.parse_args()
+    for name in asked.names or sorted(path.stem for path in HERE.glob("*.ipynb")):
+        book = executed(HERE / f"{name}.ipynb")
         for cell in book.cells:
             if "outputs" in cell:
                 cell.outputs = scrubbed(cell.outputs)
-        nbformat.write(book, path)
-        print(path.name)
+        nbformat.write(book, asked.into / f"{name}.ipynb")
+        print(asked.into / f"{name}.ipynb")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
