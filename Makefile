@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup lint format test portable wheel demo bench bench-peers clean
+.PHONY: help setup lint format test notebooks portable wheel demo bench bench-peers clean
 
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 14
@@ -40,6 +40,9 @@ test: setup lint  ## lint, all tests, and the wheel (PYTEST_ARGS='-k name' to ch
 	$(BIN)/python -m pytest -n 2 -m "not alone" $(PYTEST_ARGS) $(MAY_BE_EMPTY)
 	$(BIN)/python -m pytest -m alone $(PYTEST_ARGS) $(MAY_BE_EMPTY)
 	@$(MAKE) --no-print-directory portable wheel
+
+notebooks: setup  ## those tests alone that need a notebook kernel (`make test` has them, too)
+	$(BIN)/python -m pytest tests/notebooks $(PYTEST_ARGS)
 
 portable: setup  ## the same faults and batches on the portable system layer, as macOS and Windows have it
 	HOLDFAST_SYSTEM=portable $(BIN)/python -m pytest -n 2 tests/test_transport.py tests/test_desk.py \

@@ -20,7 +20,7 @@ HOUSE = Path(__file__).parents[1] / "src" / "holdfast"
 ROWS = (
     {
         *("records", "incident", "evidence", "verdicts", "crashes", "plain", "tables", "quantities", "limits"),
-        *("errors", "settings", "statistics", "trends"),
+        *("errors", "settings", "statistics", "trends", "places"),
     },
     {"_system", "_capture"},
     {"_fleet", "_transport", "_worker", "_forensics", "_metrics", "_share"},
@@ -36,7 +36,7 @@ ALLOWED_SIDEWAYS = {("_worker", "_transport")}
 PURE = {
     *("_fleet/machine.py", "_fleet/policy.py", "_fleet/growth.py", "_fleet/load.py"),
     *("_forensics/verdict.py", "_metrics/fold.py"),
-    "_fleet/breaker.py",
+    *("_fleet/breaker.py", "pool/progress.py"),
     *(f"_forensics/rules/{name}.py" for name in ("aborts", "faults", "growth", "hangs", "instructions", "kills")),
     *("_forensics/rules/python.py", "_forensics/rules/starts.py", "_forensics/frames.py"),
 }

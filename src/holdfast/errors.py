@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.incident import Incident, IncidentKind, first_line
+from holdfast.places import file_name
 
 _MOST_REMEDIES = 2
 _MOST_FACTS = 3
@@ -199,7 +200,7 @@ def python_line(stack: str, depth: int = 3) -> str:
         number, _, function = rest.partition(" in ")
         if os.path.dirname(path).startswith(_OWN_FOLDER):
             break
-        frames.append(f"{os.path.basename(path)}:{number} {function}")
+        frames.append(f"{file_name(path)}:{number} {function}")
     return "  ←  ".join(frames[:depth])
 
 
@@ -326,4 +327,4 @@ def last_frame(traceback: str) -> str:
     path, _, rest = lines[at][8:].partition('", line ')
     number, _, function = rest.partition(", in ")
     code = lines[at + 1].strip() if at + 1 < len(lines) and lines[at + 1].startswith("    ") else ""
-    return f"{os.path.basename(path)}:{number} {function}" + (f": {first_line(code)}" if code else "")
+    return f"{file_name(path)}:{number} {function}" + (f": {first_line(code)}" if code else "")

@@ -39,17 +39,45 @@ def of_incidents(incidents: Sequence[Incident]) -> str:
     """Many of them, a line each."""
     if not incidents:
         return "<p>no incidents</p>"
-    names = ("id", "worker", incidents[0].noun, "verdict", "cause", "what was done")
-    head = "".join(f"<th{_LEFT}>{name}</th>" for name in names)
-    body = "".join(_line(i) for i in incidents[:_MOST_ROWS])
-    more = len(incidents) - _MOST_ROWS
-    rest = f"<p>and {more} more</p>" if more > 0 else ""
+    roles, nouns = {i.role for i in incidents}, {i.noun for i in incidents if i.role == "worker"}
+    names = ("id", " or ".join(sorted(roles)), " or ".join(sorted(nouns)), "verdict", "cause", "what was done")
+    return _table(names, (_cells(i) for i in incidents[:_MOST_ROWS]), len(incidents))
+
+
+def of_failures(failures: Sequence[tuple[str, BaseException]]) -> str:
+    """Tasks that failed: their arguments, and why."""
+    if not failures:
+        return "<p>no failures</p>"
+    names = ("arguments", "error", "verdict", "cause", "id")
+    return _table(names, (_failure_cells(*failure) for failure in failures[:_MOST_ROWS]), len(failures))
+
+
+def _table(names: Sequence[str], lines: Iterable[Iterable[Any]], number: int) -> str:
+    head = "".join(f"<th{_LEFT}>{escaped(name)}</th>" for name in names)
+    body = "".join("<tr>" + "".join(f"<td{_TEXT}>{_cell(cell)}</td>" for cell in cells) + "</tr>" for cells in lines)
+    rest = f"<p>and {number - _MOST_ROWS} more</p>" if number > _MOST_ROWS else ""
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
 
 
-def _line(incident: Incident) -> str:
+def _failure_cells(arguments: str, error: BaseException) -> Iterable[Any]:
+    incident = getattr(error, "incident", None)
+    verdict = incident.verdict if isinstance(incident, Incident) else None
+    try:
+        text = str(error)
+    except Exception as broken:  # a user's __str__ may itself fail
+        text = f"<its __str__ raised {type(broken).__name__}>"
+    return (
+        arguments,
+        type(error).__name__,
+        verdict.name if verdict else "",
+        verdict.words if verdict else text.strip().partition("\n")[0],
+        incident.id if isinstance(incident, Incident) else "",
+    )
+
+
+def _cells(incident: Incident) -> Iterable[Any]:
     verdict = incident.verdict
-    cells: Iterable[Any] = (
+    return (
         incident.id,
         incident.slot,
         incident.sample.removeprefix(incident.noun).removeprefix("s").strip(),
@@ -57,7 +85,6 @@ def _line(incident: Incident) -> str:
         verdict.words if verdict else incident.cause,
         incident.action,
     )
-    return "<tr>" + "".join(f"<td{_TEXT}>{_cell(cell)}</td>" for cell in cells) + "</tr>"
 
 
 def _rows(incident: Incident) -> list[tuple[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import signal
 import threading
@@ -11,11 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from holdfast import DataLoader, FaultPolicy
 from holdfast.errors import HoldfastError
+from transport.watching import wait_until
 
 pytestmark = pytest.mark.faults
 
@@ -223,3 +226,31 @@ def test_a_batch_comes_with_the_next_call_when_returning_it_is_interrupted(step,
     assert got == list(range(24))
     assert set(raised) == {"KeyboardInterrupt"}
     assert loader.statistics().delivered == 24
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return itertools.count()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_workers_go_with_the_loop_when_somebody_keeps_the_traceback(stream):
+    """As a notebook does after «interrupt kernel»: its frames would keep the iterator, and that the workers."""
+    before = set(psutil.Process().children(recursive=True))
+    dataset = Endless() if stream else Plain()
+    sampler = None if stream else Interrupting(15, generator=False)
+    loader = DataLoader(dataset, batch_size=None, sampler=sampler, num_workers=2)
+
+    try:
+        for number in loader:
+            if stream and number == 8:
+                loader._latest()._runner.tell = interrupt
+    except KeyboardInterrupt as error:
+        kept = error
+
+    assert wait_until(lambda: set(psutil.Process().children(recursive=True)) <= before)
+    assert kept.__traceback__.tb_next is not None
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt

@@ -18,6 +18,7 @@ from holdfast._forensics import page
 from holdfast._forensics.job import Job
 from holdfast._forensics.ledger import Incidents, Quarantine
 from holdfast.incident import Failure, Incident
+from holdfast.pool.mapping import Failed, Failures
 from holdfast.verdicts import Name, Verdict
 
 HOSTILE = "<script>alert('\"&')</script><img src=x onerror=alert(1)>\x1b[31m\0\udc80"
@@ -74,13 +75,14 @@ def shown(kind: str, incident: Incident) -> str:
         "incident": incident._repr_html_,
         "incidents": Incidents([incident, incident])._repr_html_,
         "quarantine": quarantine._repr_html_,
+        "failures": Failures([Failed((HOSTILE,), errors.WorkerCrashedError(HOSTILE, incident))])._repr_html_,
         "crash error": lambda: errors.WorkerCrashedError("m", incident)._repr_html_() or "",
         "limit error": errors.TooManyFaultsError("m", [incident])._repr_html_,
         "page": lambda: page.of_incident(incident, job, now=0.0, version=HOSTILE),
     }[kind]()
 
 
-KINDS = ["incident", "incidents", "quarantine", "crash error", "limit error", "page"]
+KINDS = ["incident", "incidents", "quarantine", "failures", "crash error", "limit error", "page"]
 ALLOWED = {
     *("table", "caption", "thead", "tbody", "tr", "th", "td", "p"),
     *("html", "head", "meta", "title", "style", "body", "main", "h1", "h2", "span", "section", "dl", "dt", "dd", "pre"),
@@ -133,6 +135,32 @@ def test_a_long_list_is_cut():
     assert text.count("<tr>") == 101
     assert "and 50 more" in text
     assert Incidents()._repr_html_() == "<p>no incidents</p>"
+
+
+def test_columns_are_named_for_what_is_in_them():
+    """Samples of workers, tasks of workers, ranks."""
+    sample, task = made_up.segfault(), made_up.segfault(noun="task")
+    rank = made_up.segfault(role="rank", indices=(), index=None)
+
+    def head(*incidents):
+        return Seen(Incidents(incidents)._repr_html_().partition("</thead>")[0] + "</thead></table>").text
+
+    assert head(sample) == "idworkersampleverdictcausewhat was done"
+    assert head(sample, task) == "idworkersample or taskverdictcausewhat was done"
+    assert head(rank) == "idrankverdictcausewhat was done"
+
+
+def test_failures_show_arguments_and_cause():
+    """Of deaths the verdict, of exceptions their text; a long list is cut."""
+    crashed = Failed(("a.jpg", 3), errors.WorkerCrashedError("m", made_up.segfault()))
+    raised = Failed((HOSTILE, [1]), ValueError("no such key\nand more"))
+
+    text = Seen(Failures([crashed, raised] * 51)._repr_html_()).text
+    for part in ("'a.jpg', 3", "WorkerCrashedError", "null-pointer", "7f3a12cd", "<list>", "ValueErrorno such key"):
+        assert part in text
+    assert "and more" not in text
+    assert text.endswith("and 2 more")
+    assert Failures()._repr_html_() == "<p>no failures</p>"
 
 
 def test_an_error_without_an_incident_has_no_table():

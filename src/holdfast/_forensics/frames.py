@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from holdfast.places import file_name
+
 _LINE = re.compile(r'^ *File "(?P<path>[^"]*)", line (?P<line>\d+|\?\?\?)(?: in|, in) (?P<function>.*)$')
 _LIBRARY = re.compile(r"/lib(64)?/python3|/site-packages/|/dist-packages/|^<frozen")
 _OWN = re.compile(r"/holdfast/(?:_\w+|engines|launch|loader|pool)/")
@@ -23,7 +25,7 @@ class Frame:
 
     @property
     def file(self) -> str:
-        return self.path.rpartition("/")[2]
+        return file_name(self.path)
 
     @property
     def words(self) -> str:

@@ -94,7 +94,7 @@ class Exchange:
     def take_events(self, ready: Any) -> Sequence[News]:
         raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self, grace_s: float = 1.0) -> None:
         raise NotImplementedError
 
     def _release(self, worker: Worker) -> None:

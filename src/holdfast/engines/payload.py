@@ -7,6 +7,8 @@ Never   lets workers share what unpickling opened: files, connections, threads, 
 Under fork nothing is pickled. Under spawn and forkserver the zygote unpickles once and workers inherit the result,
 which nobody can tell from a copy of their own as long as unpickling runs no code but Python's, NumPy's and torch's.
 Where a class of the user's has its say in it (`__setstate__`, `__reduce__`, …) each worker unpickles for itself.
+
+Classes and functions of a notebook or a prompt travel by value: no other process can import that `__main__`.
 """
 
 from __future__ import annotations
@@ -17,9 +19,13 @@ import importlib
 import io
 import os
 import stat
+import sys
 import threading
+import types
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
+
+import cloudpickle
 
 # Packages whose unpickling only restores values. What is not here is not suspect, it just gets a copy per worker.
 _PLAIN = frozenset(
@@ -110,6 +116,10 @@ class _Noting(ForkingPickler):
         self.modules: dict[str, None] = {}
         self.runs_user_code = False
         self._seen: set[type] = set()
+        self._by_value: Any = None
+        if not main_is_importable():
+            self._by_value = cloudpickle.Pickler(io.BytesIO())
+            self.dispatch_table = {**cloudpickle.Pickler.dispatch_table, **self.dispatch_table}
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -118,7 +128,29 @@ class _Noting(ForkingPickler):
             named = obj if isinstance(obj, type) else kind
             self.modules.setdefault(named.__module__)
             self.runs_user_code = self.runs_user_code or runs_user_code(kind)
+        if self._by_value is not None and isinstance(obj, (type, types.FunctionType)):
+            return _known_there(self._by_value.reducer_override(obj), obj)
         return NotImplemented
+
+
+def main_is_importable() -> bool:
+    """Whether a spawned process will have our main module: multiprocessing imports it again by its name or file."""
+    main = sys.modules.get("__main__")
+    return getattr(getattr(main, "__spec__", None), "name", None) is not None or hasattr(main, "__file__")
+
+
+def _known_there(reduced: Any, obj: Any) -> Any:
+    """A class of `__main__` that is made anew in a worker is to be found there by its name: batches may be of it."""
+    if isinstance(reduced, tuple) and isinstance(obj, type) and obj.__module__ == "__main__":
+        return (_make_in_main, (reduced[0], *reduced[1]), *reduced[2:])
+    return reduced
+
+
+def _make_in_main(make: Any, *args: Any) -> Any:
+    made, main = make(*args), sys.modules["__main__"]
+    if made.__module__ == "__main__" and not hasattr(main, made.__qualname__):
+        setattr(main, made.__qualname__, made)
+    return made
 
 
 def runs_user_code(kind: type, also: tuple[str, ...] = ()) -> bool:

@@ -24,6 +24,7 @@ from multiprocessing.process import BaseProcess
 
 from holdfast._forensics import autopsy, guard
 from holdfast._forensics.heralds import Herald
+from holdfast._forensics.ledger import Incidents
 from holdfast._forensics.surroundings import OomWatch
 from holdfast._system import processes
 from holdfast.errors import HoldfastError
@@ -56,7 +57,7 @@ class SpawnContext:
     def __init__(
         self, plan: Plan, herald: Herald, *, max_restarts: int, timeout_s: float | None, threaded: bool
     ) -> None:
-        self.incidents: tuple[Incident, ...] = ()
+        self.incidents = Incidents()
         self.restarts = 0
         self._plan = plan
         self._herald = herald
@@ -156,13 +157,16 @@ class SpawnContext:
                 poller.register(rank.bell, select.POLLIN)
         for fd in self._pump.descriptors():
             poller.register(fd, select.POLLIN)
-        ready = {fd for fd, _ in poller.poll(patience_s * 1000)}
+        poller.poll(patience_s * 1000)
+        # Once more, with the time taken before: what is not ready now has not happened until then. Between waking and
+        # asking for the time, a busy machine may let others run, fail and complain.
         before, self._looked = self._looked, time.monotonic()
-        for fd in ready:
-            self._pump.attend(fd)
+        ready = {fd for fd, _ in poller.poll(0)}
+        heard = [fd for fd in ready if self._pump.attend(fd)]
+        silent = len(heard) > len({*heard}.intersection(self._pump.descriptors()))  # a rank's output has ended
         told = {rank.index for rank in living if rank.bell in ready and rank.has_rung()}
         over = {rank.index for rank in living if rank.handle in ready}
-        for rank in living if told or over else ():
+        for rank in living if told or over or silent else ():
             rank.notice_dying(self._looked, before)
         for rank in living:
             rang, ended = rank.index in told, rank.index in over
@@ -250,7 +254,7 @@ class SpawnContext:
         again = self.restarts < self._max_restarts
         action = f"all ranks started again, restart {self.restarts + 1} of {self._max_restarts}" if again else "raised"
         incident = replace(incident, action=action, number=len(self.incidents))
-        self.incidents = (*self.incidents, incident)
+        self.incidents = Incidents((*self.incidents, incident))
         self._herald.tell(incident)
         if again:
             self.restarts += 1

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast import errors
+from holdfast._forensics.ledger import Incidents
 from holdfast.errors import HoldfastError
 from holdfast.incident import Exit, Incident, IncidentKind, first_line
 
@@ -46,7 +47,7 @@ class SpawnError(HoldfastError):
     msg: str
     error_index: int
     error_pid: int
-    incidents: tuple[Incident, ...] = ()
+    incidents: tuple[Incident, ...] = Incidents()
 
     @property
     def incident(self) -> Incident | None:
@@ -58,7 +59,7 @@ class SpawnError(HoldfastError):
 
     def _set(self, msg: str, index: int, pid: int, incidents: Sequence[Incident]) -> None:
         Exception.__init__(self, msg)
-        self.msg, self.error_index, self.error_pid, self.incidents = msg, index, pid, tuple(incidents)
+        self.msg, self.error_index, self.error_pid, self.incidents = msg, index, pid, Incidents(incidents)
 
 
 class RankRaisedError(SpawnError, _Raised):

@@ -15,6 +15,7 @@ import itertools
 import os
 import pickle
 import time
+import traceback
 import warnings
 import weakref
 from collections import Counter, deque
@@ -41,6 +42,8 @@ from holdfast.loader.streams import StreamJob
 from holdfast.records import Outcome
 from holdfast.settings import FaultPolicy
 from holdfast.statistics import Load, SlotStatistics
+
+_INTERRUPTED_GRACE_S = 0.3  # for busy workers, when somebody waits for his prompt
 
 
 class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
@@ -100,8 +103,12 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             raise
         self._shutdown = False
         self._finalizer = weakref.finalize(self, self._engine.close)
-        self._runner.begin()
-        self._reset(loader, first_iter=True)
+        try:
+            self._runner.begin()
+            self._reset(loader, first_iter=True)
+        except BaseException:
+            self._shutdown_workers()  # now: a traceback that somebody keeps would keep this object
+            raise
 
     def _make_job(self, loader: Any) -> MapJob | StreamJob:
         init = loader.worker_init_fn
@@ -201,12 +208,21 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
     # ------------------------------------------------------------ next
 
     def __next__(self) -> Any:
-        if self._stream or self._sampler_iter is None or torch._C._autograd._profiler_enabled():
-            return super().__next__()
-        # What torch does there, without telling a profiler that nobody runs: that takes longer than a small batch.
-        data = self._next_data()
-        self._num_yielded += 1
-        return data
+        try:
+            if self._stream or self._sampler_iter is None or torch._C._autograd._profiler_enabled():
+                return super().__next__()
+            # What torch does there, without telling a profiler that nobody runs: that takes longer than a small batch.
+            data = self._next_data()
+            self._num_yielded += 1
+            return data
+        except KeyboardInterrupt as interrupt:
+            # A notebook keeps the traceback, and with its frames us and our workers, until the next error. Whoever
+            # holds this iterator himself can go on with it; a loop that is gone lets go of it.
+            if self._finalizer.detach() is not None:
+                self._finalizer = weakref.finalize(self, self._engine.close, _INTERRUPTED_GRACE_S)
+            traceback.clear_frames(interrupt.__traceback__)
+            del self
+            raise
 
     def _next_data(self) -> Any:
         self._check_owner()

@@ -85,14 +85,12 @@ class Door:
 def _call(item: Item, row: int) -> str:
     """«parse('a.jpg', <ndarray>)»: values only of what is short and plain."""
     function = item.function.call if type(item.function) is Function else item.function
-    named = [_shown(value) for value in item.row(row)] + [
-        f"{key}={_shown(value)}" for key, value in item.kwargs.items()
-    ]
+    named = [shown(value) for value in item.row(row)] + [f"{key}={shown(value)}" for key, value in item.kwargs.items()]
     text = f"{getattr(function, '__qualname__', type(function).__name__)}({', '.join(named)})"
     return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     if isinstance(value, (bool, int, float, str, pathlib.PurePath, type(None))):
         text = str(value) if isinstance(value, pathlib.PurePath) else repr(value)
         return text if len(text) <= _MOST_VALUE else text[: _MOST_VALUE - 1] + "…"

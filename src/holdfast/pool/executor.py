@@ -21,8 +21,9 @@ from holdfast._forensics.ledger import Incidents, Ledger
 from holdfast._system.cpus import usable_cpus
 from holdfast.incident import Incident
 from holdfast.limits import Limits, budget_of, limits_of
+from holdfast.pool.bars import bar_of
 from holdfast.pool.manager import Manager, ManagerSettings
-from holdfast.pool.mapping import Failed, Mapping
+from holdfast.pool.mapping import Failures, Mapping
 from holdfast.pool.work import Item
 from holdfast.settings import FaultPolicy, check_listeners, check_number, check_threads
 
@@ -115,7 +116,7 @@ class Pool(Executor):
             mp_context = multiprocessing.get_context(mp_context)
         self.max_workers = self._max_workers = max_workers  # the latter is what libraries look at
         self._ledger = Ledger(check_listeners(on_incident))
-        self._failures: list[Failed] = []
+        self._failures = Failures()
         policy = policy_of(faults, retries, task_timeout)
         settings = ManagerSettings(
             mp_context,
@@ -147,6 +148,7 @@ class Pool(Executor):
         ordered: bool = True,
         faults: Literal["raise", "skip", "none"] = "raise",
         in_flight: int | None = None,
+        progress: bool | str = False,
     ) -> Iterator[Any]:
         """`fn` of each item, or of each row of several iterables; begun at once, a bounded number at a time.
 
@@ -155,12 +157,14 @@ class Pool(Executor):
         faults     "raise": the first error ends it; "skip": results without the failed, which `failures` then has;
                    "none": None in their place
         in_flight  items that are under way or waiting for you at most, so that an endless iterable needs no more memory
+        progress   True, or a name: a bar with what is done, failed and retried, rate and time left
         """
-        mapping = Mapping(self._manager, fn, iterables, chunksize, ordered, faults, in_flight, self._failures)
+        bar = bar_of(progress, fn, iterables, self._manager)
+        mapping = Mapping(self._manager, fn, iterables, chunksize, ordered, faults, in_flight, self._failures, bar=bar)
         return mapping.results(timeout)
 
     def starmap(self, fn: Callable[..., Any], rows: Iterable[Iterable[Any]], **options: Any) -> Iterator[Any]:
-        """`fn(*row)` of each row."""
+        """`fn(*row)` of each row. Options are those of `map`."""
         mapping = Mapping(
             self._manager,
             fn,
@@ -171,6 +175,7 @@ class Pool(Executor):
             options.pop("in_flight", None),
             self._failures,
             rows=rows,
+            bar=bar_of(options.pop("progress", False), fn, (rows,), self._manager),
         )
         timeout = options.pop("timeout", None)
         if options:
@@ -195,7 +200,7 @@ class Pool(Executor):
         return Incidents(self._ledger.incidents)
 
     @property
-    def failures(self) -> list[Failed]:
+    def failures(self) -> Failures:
         """The tasks that `map` left out, each with its arguments and its error."""
         return self._failures
 

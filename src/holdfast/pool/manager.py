@@ -190,6 +190,11 @@ class Manager:
     def pids(self) -> list[int]:
         return self._engine.pids if self._thread is not None and self._thread.is_alive() else []
 
+    @property
+    def retries(self) -> int:
+        """How often a task was begun again so far."""
+        return self._machine.retries if self._thread is not None else 0
+
     # ------------------------------------------------------------ in the thread
 
     def _run(self) -> None:

@@ -16,6 +16,9 @@ from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, NamedTuple
 
+from holdfast import tables
+from holdfast.pool.bars import Bar
+from holdfast.pool.door import shown
 from holdfast.pool.work import Function, Item
 
 _USUAL_IN_FLIGHT = 4096  # a chunk of short items has a thousand
@@ -31,6 +34,13 @@ class Failed(NamedTuple):
     @property
     def incident(self) -> Any:
         return getattr(self.error, "incident", None)
+
+
+class Failures(list[Failed]):
+    """In the order in which they were left out; a notebook shows them as a table."""
+
+    def _repr_html_(self) -> str:
+        return tables.of_failures([(", ".join(map(shown, failed.args)), failed.error) for failed in self])
 
 
 class _Bunch(Item):
@@ -77,6 +87,7 @@ class Mapping:
         in_flight: int | None,
         failures: list[Failed],
         rows: Iterable[Iterable[Any]] = (),
+        bar: Bar | None = None,
     ) -> None:
         if chunksize != "auto" and (isinstance(chunksize, bool) or not isinstance(chunksize, int) or chunksize < 1):
             raise ValueError(f'chunksize must be a whole number >= 1 or "auto", got {chunksize!r}')
@@ -85,6 +96,7 @@ class Mapping:
         if in_flight is not None and (isinstance(in_flight, bool) or not isinstance(in_flight, int) or in_flight < 1):
             raise ValueError(f"in_flight must be a whole number >= 1, got {in_flight!r}")
         self._manager = manager
+        self._bar = bar
         # One at a time means that no item waits for another; where they are short, none does.
         self._size = None if chunksize in ("auto", 1) else chunksize
         if manager.at_most_once:
@@ -112,6 +124,8 @@ class Mapping:
 
     def arrived(self, bunch: _Bunch) -> None:
         """From the manager's thread."""
+        if self._bar is not None:
+            self._bar.add(len(bunch.rows), len(bunch.errors))
         self._arrived.append(bunch)
         self._news.set()
 
@@ -144,7 +158,8 @@ class Mapping:
             self._manager.add(bunches)
 
     def results(self, timeout: float | None) -> Iterator[Any]:
-        return self._results(None if timeout is None else time.monotonic() + timeout)
+        results = self._results(None if timeout is None else time.monotonic() + timeout)
+        return results if self._bar is None else self._bar.around(results)
 
     def _results(self, end: float | None) -> Iterator[Any]:
         try:
@@ -185,6 +200,8 @@ class Mapping:
     def _next(self, turn: int, end: float | None) -> _Bunch | None:
         """The bunch whose turn it is; None: there is none left."""
         while True:
+            if self._bar is not None:
+                self._bar.tick()
             if self._ordered and turn in self._early:
                 bunch = self._early.pop(turn)
                 self._under_way -= len(bunch.rows)
@@ -210,4 +227,4 @@ class Mapping:
         left = None if end is None else end - time.monotonic()
         if left is not None and left <= 0:
             raise FutureTimeoutError()
-        self._news.wait(left)
+        self._news.wait(left if self._bar is None else self._bar.nap_s(left))

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from holdfast._forensics.rules.bus import more_shared_memory
 from holdfast.evidence import Full
 from holdfast.incident import Failure, Incident, IncidentKind, Stage, first_line
+from holdfast.places import file_name
 from holdfast.verdicts import Confidence, Name, Verdict, size_words
 
 _NOT_USERS = (
@@ -298,7 +299,7 @@ def user_frame(traceback: str) -> str:
             break
         path, _, rest = traceback[at + 8 : traceback.find("\n", at)].partition('", line ')
         number, _, function = rest.partition(", in ")
-        frame = f"{path.rpartition('/')[2]}:{number} {function}".strip()
+        frame = f"{file_name(path)}:{number} {function}".strip()
         if not _has(path, _NOT_USERS):
             return frame
         innermost = innermost or frame

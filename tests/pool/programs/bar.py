@@ -1,0 +1,39 @@
+"""A program with a progress bar: `bar.py HOW`, run by `test_progress.py` in a terminal of its own, or into a pipe."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+
+from holdfast import Pool
+
+
+def work(number: int) -> int:
+    if number == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if number == 11:
+        raise ValueError("eleven")
+    return number
+
+
+def main(how: str) -> None:
+    with Pool(2, "fork") as pool:
+        if how == "all":
+            print("got", len(list(pool.map(work, range(300), faults="skip", progress="all of them"))))
+        elif how == "endless":
+            results = pool.map(abs, itertools.count(100), ordered=False, progress=True)
+            next(results)
+            results.close()
+        elif how == "raises":
+            list(pool.starmap(work, [(11,), (12,)], progress=True))
+        elif how == "interrupted":
+            for number in pool.map(work, itertools.count(100), progress=True):
+                if number == 400:
+                    signal.raise_signal(signal.SIGINT)
+        print("end")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
