@@ -136,7 +136,8 @@ def unpicklable_result(incident: Incident) -> Verdict | None:
     found = next(filter(None, (pattern.search(failure.message) for pattern in _UNPICKLABLE)), None)
     what = _kind_words(found[1]) if found else f"an object in it ({failure.type_name})"
     place = failure.place or _place_told(failure.traceback)
-    if found is None and not place and " in pack\n" not in failure.traceback:
+    packing = " in pack\n" in failure.traceback or failure.type_name == "UnpicklableResultError"  # a loader's, a pool's
+    if found is None and not place and not packing:
         return None  # something else that is done before a batch is sent, such as a stream's state_dict
     where = f", at batch{place}" if place else ""
     return Verdict(
