@@ -107,3 +107,14 @@ def test_seeds_come_as_pairs_or_dicts_when_there_are_kinds():
     assert_same(pair, NeighborSampler([-1]).sample(graph, {"item": [0, 2]}, seed=0, batch=0))
     assert pair.nodes["user"].tolist() == [0, 1, 3]
     assert pair.nodes_per_hop == {"user": (0, 3), "item": (2, 0)}
+
+
+@needs_c
+def test_nodes_are_kept_apart_when_their_hashes_are_equal():
+    """These two nodes, each with its seed, have the same slot and the same tag in C's smallest table."""
+    graph = PlainGraph({"": 23_844}).add(ONE, [2_632, 23_843], [29, 12])
+    with by("c"):
+        sampled = NeighborSampler([-1], disjoint=True).sample(graph, np.arange(64), seed=0, batch=0)
+
+    assert sampled.nodes[""][64:].tolist() == [23_843, 2_632]
+    assert sampled.edges[ONE].rows.tolist() == [64, 65]
