@@ -73,4 +73,10 @@ static inline double exponential(uint64_t draw)
     return -((double)exponent * 0.6931471805599453 + (s + s) * sum);
 }
 
+/* 1 - u for the number u whose -log `exponential` is: what -log(u) is at least. */
+static inline double missing(uint64_t draw)
+{
+    return (double)((INT64_C(1) << 53) - 1 - (int64_t)(draw >> 11)) * 0x1p-53;
+}
+
 #endif

@@ -30,24 +30,40 @@ static inline double weight_at(const struct topology *graph, int64_t at)
                                    : ((const double *)graph->weights)[at];
 }
 
-/* Collects the edges of a column that may be taken. Negative: -1 - the edge with a bad weight. */
-static int64_t candidates(const struct topology *graph, int64_t start, int64_t degree, int weighted,
-                          const int64_t *latest, int64_t *into)
+/* Whether an edge may be taken; `bad` is set where its weight is none. Without branches: times and weights are random. */
+static inline int eligible(const struct topology *graph, int64_t at, int weighted, const int64_t *latest, int *bad)
+{
+    int taken = !latest || graph->times[at] <= *latest;
+    if (weighted) {
+        double weight = weight_at(graph, at);
+        *bad |= taken & !((weight >= 0.0) & (weight <= DBL_MAX));
+        taken &= weight > 0.0;
+    }
+    return taken;
+}
+
+/* Counts the edges of a column that may be taken, and lists them if `into` (with room for all) is given. Negative:
+ * -1 - the edge with a bad weight. */
+static inline int64_t candidates(const struct topology *graph, int64_t start, int64_t degree, int weighted,
+                                 const int64_t *latest, int64_t *into)
 {
     int64_t count = 0;
-    for (int64_t at = start; at < start + degree; at++) {
-        if (latest && graph->times[at] > *latest)
-            continue;
-        if (weighted) {
-            double weight = weight_at(graph, at);
-            if (!(weight >= 0.0 && weight <= DBL_MAX))
-                return -1 - at;
-            if (weight == 0.0)
-                continue;
-        }
-        if (into)
+    int bad = 0;
+    if (into) {
+        for (int64_t at = start; at < start + degree; at++) {
             into[count] = at;
-        count++;
+            count += eligible(graph, at, weighted, latest, &bad);
+        }
+    } else {
+        for (int64_t at = start; at < start + degree; at++)
+            count += eligible(graph, at, weighted, latest, &bad);
+    }
+    for (int64_t at = start; bad; at++) {
+        bad = 0;
+        eligible(graph, at, weighted, latest, &bad);
+        if (bad)
+            return -1 - at;
+        bad = 1;
     }
     return count;
 }
@@ -214,11 +230,18 @@ static int choose(const struct topology *graph, const struct rule *rule, int64_t
     } else if (rule->weighted) {
         struct ranked *heap = (struct ranked *)spare;
         int64_t held = 0;
+        double worst = 0.0;
         for (int64_t at = 0; at < candidate_count; at++) {
-            double key = exponential(drawn(base, candidate[at] - start)) / weight_at(graph, candidate[at]);
+            uint64_t draw = drawn(base, candidate[at] - start);
+            double weight = weight_at(graph, candidate[at]);
+            if (held == count && missing(draw) > worst * weight)
+                continue; /* as -log(u) > 1 - u, it cannot be among the first: no need for the logarithm */
+            double key = exponential(draw) / weight;
             struct ranked item = {0, candidate[at]};
             memcpy(&item.rank, &key, sizeof item.rank); /* not negative: in the order of its bits */
             offer(heap, &held, count, item);
+            memcpy(&worst, &heap[0].rank, sizeof worst);
+            worst = worst * (1.0 + 1e-9); /* what rounding may have done is far less */
         }
         sort(heap, count);
         for (int64_t at = 0; at < count; at++)
