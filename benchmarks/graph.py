@@ -3,6 +3,7 @@
 sampler  Neighbourhoods of 1,024 seeds in an R-MAT graph of 2 million nodes and 30 million edges, fanouts 15 and 10, one
          thread: in C, with NumPy, by PyG's compiled sampler where one can be imported (pyg-lib; it is not on PyPI), and
          by a dataset whose `__getitem__` samples around one seed in Python, as people write them for DGL.
+options  The same in C and by PyG's, with other options: by weight, with replacement, disjoint.
 gather   128 floats of each node that was found, copied from shared memory into one of eight cells, against memcpy of as
          many bytes that lie side by side.
 
@@ -42,6 +43,7 @@ ROUNDS = 40
 SLOW_EVERY = 8  # turns between those of the contender that takes seconds
 CELLS = 8
 ONE: EdgeType = ("", "", "")
+NO_PEER = "none: pyg-lib cannot be imported here"
 SKEW = (0.57, 0.19, 0.19)  # Graph500's, for the quarters of the adjacency matrix
 
 
@@ -72,7 +74,8 @@ def graph() -> Graph:
     order = np.lexsort((sources, destinations))
     indptr = np.zeros(NODES + 1, np.int64)
     np.cumsum(np.bincount(destinations, minlength=NODES), out=indptr[1:])
-    return Graph({ONE: Topology(indptr, sources[order], order.astype(np.int32))}, {"": NODES})
+    weights = np.random.default_rng(1).random(EDGES, np.float32) + np.float32(0.01)
+    return Graph({ONE: Topology(indptr, sources[order], order.astype(np.int32), weights)}, {"": NODES})
 
 
 def seeds_of(turn: int) -> np.ndarray:
@@ -121,9 +124,9 @@ class PerSeed(torch.utils.data.Dataset[Any]):
         return torch.tensor(list(numbers)), torch.tensor([rows, cols, ids])
 
 
-def _ours(backend: str, turn: int, seeds: np.ndarray) -> int:
+def _ours(backend: str, turn: int, seeds: np.ndarray, **options: Any) -> int:
     os.environ[choice.VARIABLE] = backend
-    sampled: Sampled = NeighborSampler(FANOUTS).sample(graph(), seeds, seed=0, batch=turn)
+    sampled: Sampled = NeighborSampler(FANOUTS, **options).sample(graph(), seeds, seed=0, batch=turn)
     return len(sampled.edges[ONE].rows)
 
 
@@ -133,16 +136,26 @@ def _per_seed(turn: int, seeds: np.ndarray) -> int:
     return edges.shape[1]
 
 
-def _pyg_lib() -> tuple[str, Callable[[int, np.ndarray], int]]:
+def _pyg_lib() -> tuple[str, Callable[..., int]]:
     """PyG's own, as its NeighborLoader calls it: whole numbers of 64 bits, with edge ids."""
     import pyg_lib
 
     topology = graph().topologies[ONE]
     indptr, indices = torch.from_numpy(topology.indptr), torch.from_numpy(topology.indices.astype(np.int64))
 
-    def sample(turn: int, seeds: np.ndarray) -> int:
+    assert topology.weights is not None
+    edge_weights = torch.from_numpy(topology.weights)
+
+    def sample(turn: int, seeds: np.ndarray, weights: bool = False, **options: Any) -> int:
         found = pyg_lib.sampler.neighbor_sample(
-            indptr, indices, torch.from_numpy(seeds), list(FANOUTS), csc=True, return_edge_id=True
+            indptr,
+            indices,
+            torch.from_numpy(seeds),
+            list(FANOUTS),
+            edge_weight=edge_weights if weights else None,
+            csc=True,
+            return_edge_id=True,
+            **options,
         )
         return len(found[0])
 
@@ -154,7 +167,7 @@ def measure_sampler(rounds: int) -> dict[str, Any]:
     if compiled.AVAILABLE:
         contenders["c"] = functools.partial(_ours, "c")
     contenders["numpy"] = functools.partial(_ours, "numpy")
-    peer = "none: pyg-lib cannot be imported here"
+    peer = NO_PEER
     try:
         peer, contenders["peer"] = _pyg_lib()
     except ImportError:
@@ -195,6 +208,39 @@ def measure_sampler(rounds: int) -> dict[str, Any]:
             f"{best} is {value / medians[best]:.1f} times as fast"
         )
     print(f"peer: {peer}")
+    return result
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "replace": {"replace": True},
+    "weights": {"weights": True},
+    "weights and replace": {"weights": True, "replace": True},
+    "disjoint": {"disjoint": True},
+}
+
+
+def measure_options(rounds: int) -> dict[str, Any]:
+    contenders: dict[str, Callable[..., int]] = {"c" if compiled.AVAILABLE else "numpy": functools.partial(_ours, "")}
+    peer = NO_PEER
+    try:
+        peer, contenders["peer"] = _pyg_lib()
+    except ImportError:
+        pass  # said in the result
+    result: dict[str, Any] = {"rounds": rounds, "peer": peer, "ms_per_batch": {}, "times_as_fast": {}}
+    for title, options in OPTIONS.items():
+        seconds: dict[str, list[float]] = {name: [] for name in contenders}
+        for turn in range(-1, rounds):
+            seeds = seeds_of(turn + 1)
+            for name in list(contenders)[:: 1 if turn % 2 else -1]:
+                begun = time.thread_time()
+                contenders[name](turn + 1, seeds, **options)
+                if turn >= 0:
+                    seconds[name].append(time.thread_time() - begun)
+        medians = [statistics.median(values) for values in seconds.values()]
+        result["ms_per_batch"][title] = {name: 1e3 * value for name, value in zip(seconds, medians)}
+        result["times_as_fast"][title] = medians[-1] / medians[0]
+        print(f"{title:20}" + ", ".join(f"{name} {1e3 * value:.2f} ms" for name, value in zip(seconds, medians)))
+    del os.environ[choice.VARIABLE]
     return result
 
 
@@ -254,7 +300,11 @@ def measure_gather(rounds: int) -> dict[str, Any]:
     return result
 
 
-PARTS: dict[str, Callable[[int], dict[str, Any]]] = {"sampler": measure_sampler, "gather": measure_gather}
+PARTS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "sampler": measure_sampler,
+    "options": measure_options,
+    "gather": measure_gather,
+}
 
 
 def main(parts: Sequence[str], rounds: int = ROUNDS) -> None:

@@ -177,7 +177,7 @@ def _begun(graph: Graph, seeds: Mapping[str, Longs], disjoint: bool) -> dict[str
     for kind, count in graph.num_nodes.items():
         found[kind] = Found(count, np.empty(0, np.int64), np.empty(0, np.int64) if disjoint else None, 0, [0])
     for kind, nodes in seeds.items():
-        owners = np.arange(owner, owner + len(nodes)) if disjoint else None
+        owners = np.arange(owner, owner + len(nodes), dtype=np.int64) if disjoint else None
         found[kind] = Found(graph.num_nodes[kind], nodes.copy(), owners, len(nodes), [len(nodes)])
         owner += len(nodes)
     largest = max(graph.num_nodes.values(), default=0)
