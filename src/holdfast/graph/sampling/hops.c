@@ -30,7 +30,7 @@ static inline double weight_at(const struct topology *graph, int64_t at)
                                    : ((const double *)graph->weights)[at];
 }
 
-/* Whether an edge may be taken; `bad` is set where its weight is none. Without branches: times and weights are random. */
+/* Whether an edge may be taken; `bad` is set where its weight is none. No branches: they would be guessed wrong. */
 static inline int eligible(const struct topology *graph, int64_t at, int weighted, const int64_t *latest, int *bad)
 {
     int taken = !latest || graph->times[at] <= *latest;

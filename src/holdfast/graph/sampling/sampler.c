@@ -21,7 +21,8 @@ static int to_topology(PyObject *tuple, void *into)
     unsigned long long indptr, indices, edge_ids, weights, times;
     long long destinations, sources, edges;
     if (!PyArg_ParseTuple(tuple, "KKiKiKiKLLL", &indptr, &indices, &topology->index_size, &edge_ids,
-                          &topology->id_size, &weights, &topology->weight_size, &times, &destinations, &sources, &edges))
+                          &topology->id_size, &weights, &topology->weight_size, &times, &destinations, &sources,
+                          &edges))
         return 0;
     topology->indptr = pointer(indptr);
     topology->indices = pointer(indices);
@@ -131,8 +132,10 @@ static PyObject *call_survey(PyObject *module, PyObject *arguments)
     if (!PyArg_ParseTuple(arguments, "O&O&O&O&", to_topology, &topology, to_frontier, &frontier, to_rule, &rule,
                           to_picks, &picks))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS outcome = survey(&topology, &frontier, &rule, &picks);
-    Py_END_ALLOW_THREADS return answer(outcome);
+    Py_BEGIN_ALLOW_THREADS;
+    outcome = survey(&topology, &frontier, &rule, &picks);
+    Py_END_ALLOW_THREADS;
+    return answer(outcome);
 }
 
 static PyObject *call_hop(PyObject *module, PyObject *arguments)
@@ -149,8 +152,10 @@ static PyObject *call_hop(PyObject *module, PyObject *arguments)
     if (!PyArg_ParseTuple(arguments, "O&O&O&O&O&O&O&", to_topology, &topology, to_frontier, &frontier, to_rule, &rule,
                           to_picks, &picks, to_found, &found, to_edges, &edges, to_scratch, &scratch))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS outcome = hop(&topology, &frontier, &rule, &picks, &found, &edges, &scratch);
-    Py_END_ALLOW_THREADS return answer(outcome);
+    Py_BEGIN_ALLOW_THREADS;
+    outcome = hop(&topology, &frontier, &rule, &picks, &found, &edges, &scratch);
+    Py_END_ALLOW_THREADS;
+    return answer(outcome);
 }
 
 static PyObject *call_induce(PyObject *module, PyObject *arguments)
@@ -164,8 +169,10 @@ static PyObject *call_induce(PyObject *module, PyObject *arguments)
     if (!PyArg_ParseTuple(arguments, "O&O&O&O&", to_topology, &topology, to_frontier, &frontier, to_found, &found,
                           to_edges, &edges))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS outcome = induce(&topology, &frontier, &found, &edges);
-    Py_END_ALLOW_THREADS return answer(outcome);
+    Py_BEGIN_ALLOW_THREADS;
+    outcome = induce(&topology, &frontier, &found, &edges);
+    Py_END_ALLOW_THREADS;
+    return answer(outcome);
 }
 
 static PyObject *call_enter(PyObject *module, PyObject *arguments)
@@ -176,8 +183,10 @@ static PyObject *call_enter(PyObject *module, PyObject *arguments)
     long long from;
     if (!PyArg_ParseTuple(arguments, "O&L", to_found, &found, &from))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS outcome = enter(&found, from);
-    Py_END_ALLOW_THREADS return answer(outcome);
+    Py_BEGIN_ALLOW_THREADS;
+    outcome = enter(&found, from);
+    Py_END_ALLOW_THREADS;
+    return answer(outcome);
 }
 
 static PyObject *call_walk(PyObject *module, PyObject *arguments)
@@ -190,8 +199,10 @@ static PyObject *call_walk(PyObject *module, PyObject *arguments)
     double p, q;
     if (!PyArg_ParseTuple(arguments, "O&KLLKdd", to_topology, &topology, &steps, &walks, &length, &key, &p, &q))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS outcome = walk(&topology, pointer(steps), walks, length, key, p, q);
-    Py_END_ALLOW_THREADS return answer(outcome);
+    Py_BEGIN_ALLOW_THREADS;
+    outcome = walk(&topology, pointer(steps), walks, length, key, p, q);
+    Py_END_ALLOW_THREADS;
+    return answer(outcome);
 }
 
 static PyObject *call_gather(PyObject *module, PyObject *arguments)
@@ -202,8 +213,10 @@ static PyObject *call_gather(PyObject *module, PyObject *arguments)
     long long rows, row_bytes, count;
     if (!PyArg_ParseTuple(arguments, "KLLKLK", &source, &rows, &row_bytes, &index, &count, &target))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS outcome = gather(pointer(source), rows, row_bytes, pointer(index), count, pointer(target));
-    Py_END_ALLOW_THREADS return answer(outcome);
+    Py_BEGIN_ALLOW_THREADS;
+    outcome = gather(pointer(source), rows, row_bytes, pointer(index), count, pointer(target));
+    Py_END_ALLOW_THREADS;
+    return answer(outcome);
 }
 
 static PyMethodDef methods[] = {

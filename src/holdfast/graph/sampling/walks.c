@@ -103,8 +103,8 @@ struct outcome walk(const struct topology *graph, int64_t *steps, int64_t walks,
     return sound(0, 0);
 }
 
-/* Rows lie anywhere: the page of one is asked for long before it is copied, its lines later, and what follows them comes
- * by itself. */
+/* Rows lie anywhere: the page of one is asked for long before it is copied, its lines later, and what follows them
+ * comes by itself. */
 struct outcome gather(const char *source, int64_t rows, int64_t row_bytes, const int64_t *index, int64_t count,
                       char *target)
 {
