@@ -19,7 +19,7 @@ class SampledEdges:
     rows: Longs
     cols: Longs
     edge_ids: Longs  # numbers in the user's edge list
-    per_hop: tuple[int, ...]  # how many edges each hop added; sums to len(rows)
+    per_hop: tuple[int, ...]  # how many edges each hop added (one number if they are induced); sums to len(rows)
 
 
 @dataclass(frozen=True, slots=True)
