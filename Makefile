@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # A choice of tests may leave one of the two runs empty, which pytest answers with 5.
 MAY_BE_EMPTY := $(if $(PYTEST_ARGS),|| test $$? -eq 5)
 STAMP := $(VENV)/.installed
-RECORDER := setup.py $(wildcard src/holdfast/_capture/recorder.[ch])
+C_SOURCES := setup.py $(wildcard src/holdfast/_capture/*.[ch] src/holdfast/graph/sampling/*.[ch])
 
 export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -21,7 +21,7 @@ help:  ## print this list
 
 setup: $(STAMP)  ## make .venv with everything in it (again only when the requirements or the C code change)
 
-$(STAMP): pyproject.toml constraints.txt $(RECORDER)
+$(STAMP): pyproject.toml constraints.txt $(C_SOURCES)
 	@echo "setup: installing into $(VENV), this may take some minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq -e '.[torch,forensics,demo,dev]' -c constraints.txt
@@ -54,18 +54,20 @@ wheel: setup  ## build the wheel and run an epoch with it, away from src
 demo: setup  ## run the demonstration
 	$(BIN)/python demo/demo.py
 
-bench: setup  ## measure throughput against stock PyTorch, recovery, what evidence costs, what sharing saves, sizes
+bench: setup  ## measure throughput against stock PyTorch, recovery, what evidence costs, what sharing saves, sizes, graphs
 	$(BIN)/python benchmarks/throughput.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/capture.py
 	$(BIN)/python benchmarks/sharing.py
 	$(BIN)/python benchmarks/autosize.py
 	$(BIN)/python benchmarks/sampling.py
+	$(BIN)/python benchmarks/graph.py
 
 bench-peers: setup  ## the same for torchdata, Grain and SPDL; installs them, and matplotlib for the plots
 	@$(BIN)/python -m pip install -qq -e '.[torch,bench]' -c constraints.txt
 	$(BIN)/python benchmarks/throughput.py --peers
 
 clean:  ## remove everything that was made here
-	rm -rf $(VENV) build dist src/*.egg-info src/holdfast/_capture/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/*.egg-info src/holdfast/_capture/*.so \
+		src/holdfast/graph/sampling/*.so src/holdfast/graph/sampling/*.pyd .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

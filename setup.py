@@ -1,8 +1,8 @@
-"""Builds the fatal-signal recorder, where there is a C compiler, and brings the pages of `holdfast explain` along.
+"""Builds the C parts, where there is a compiler, and brings the pages of `holdfast explain` along.
 
 Reads   the platform; docs/crashes.
-Writes  one extension for all Pythons from 3.10 on (the limited API), and holdfast/explanations.
-Never   fails for want of a compiler: the package then works without crash records.
+Writes  extensions for all Pythons from 3.10 on (the limited API), and holdfast/explanations.
+Never   fails for want of a compiler: the package then works without crash records, and samples graphs with NumPy.
 """
 
 import sys
@@ -48,8 +48,22 @@ recorder = Extension(
     optional=True,
 )
 
+_SAMPLING = "src/holdfast/graph/sampling"
+sampler = Extension(
+    "holdfast.graph.sampling._sampler",
+    sources=[f"{_SAMPLING}/{name}.c" for name in ("sampler", "hops", "walks")],
+    depends=[f"{_SAMPLING}/{name}.h" for name in ("sampler", "drawing")],
+    define_macros=[("Py_LIMITED_API", "0x030A0000")] if ABI3 else [],
+    # A multiplication fused with an addition would round otherwise than NumPy does.
+    extra_compile_args=["/O2", "/fp:precise"]
+    if sys.platform == "win32"
+    else ["-std=c11", "-O3", "-ffp-contract=off", "-Wall", "-Wextra"],
+    py_limited_api=ABI3,
+    optional=True,
+)
+
 setup(
     cmdclass={"build_py": BuildWithPages},
-    ext_modules=[recorder] if sys.platform == "linux" else [],
+    ext_modules=[recorder, sampler] if sys.platform == "linux" else [sampler],
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if ABI3 else {},
 )

@@ -37,6 +37,9 @@ def main() -> None:
     listed = subprocess.run([command, "explain"], check=True, capture_output=True, text=True).stdout
     assert "null-pointer" in listed, f"`holdfast explain` lists no verdicts: {listed!r}"
 
+    built = [name for name in ("_capture/_recorder", "graph/sampling/_sampler") if list(installed.glob(f"{name}*.so"))]
+    assert len(built) in (0, 2), f"of the C parts the wheel has only {built}"
+
     batches = list(holdfast.DataLoader(Squares(), batch_size=8, num_workers=2))
 
     assert torch.cat(batches).tolist() == [index * index for index in range(64)]

@@ -1,0 +1,109 @@
+"""Neighbourhoods are what an oracle says that they must be, and the same in C and NumPy."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graph.oracle import ONE, Expected, PlainGraph, assert_same, by, cases
+from holdfast.graph.sampling import compiled
+from holdfast.graph.sampling.neighbors import NeighborSampler
+
+needs_c = pytest.mark.skipif(not compiled.AVAILABLE, reason="the C sampler is not built")
+NUMBERS = st.integers(-(2**63), 2**63)
+
+
+@settings(max_examples=400, deadline=None)
+@given(case=cases(), seed=NUMBERS, batch=NUMBERS)
+def test_a_neighbourhood_is_what_the_oracle_says(case, seed, batch):
+    """Every edge exists, as often as it may; nodes are numbered as they are met; times and kinds are kept apart."""
+    graph, sampler, seeds, times = case
+    directed = dataclasses.replace(sampler, directed=True)
+    expected = Expected(graph, sampler, seeds, times)
+    with by("numpy"):
+        found = directed.sample(graph, seeds, seed=seed, batch=batch, seed_times=times)
+        between = sampler.sample(graph, seeds, seed=seed, batch=batch, seed_times=times)
+
+    expected.check_hops(found)
+    expected.check_nodes(found)
+    if not sampler.directed:
+        expected.check_induced(between, found)
+
+
+@needs_c
+@settings(max_examples=400, deadline=None)
+@given(case=cases(), seed=NUMBERS, batch=NUMBERS)
+def test_c_and_numpy_sample_the_same(case, seed, batch):
+    """Whoever has no compiler trains on the same batches."""
+    graph, sampler, seeds, times = case
+    with by("numpy"):
+        plain = sampler.sample(graph, seeds, seed=seed, batch=batch, seed_times=times)
+    with by("c"):
+        fast = sampler.sample(graph, seeds, seed=seed, batch=batch, seed_times=times)
+
+    assert_same(plain, fast)
+
+
+@needs_c
+@pytest.mark.parametrize(
+    ("weights", "replace", "temporal"),
+    [
+        (weights, replace, temporal)
+        for weights in (None, True)
+        for replace in (False, True)
+        for temporal in (None, "uniform")
+    ]
+    + [(None, False, "last")],
+)
+def test_c_and_numpy_sample_the_same_when_columns_are_long(weights, replace, temporal):
+    """Hubs, fanouts beyond what is scanned for repeats, and tables that grow on the way."""
+    generator = np.random.default_rng(5)
+    count, nodes = 60_000, 3_000
+    graph = PlainGraph({"": nodes})
+    graph.add(
+        ONE,
+        generator.integers(nodes, size=count),
+        (nodes * generator.random(count) ** 4).astype(np.int64),  # a hub with thousands, and many with none
+        weights=generator.random(count).astype(np.float32),
+        times=generator.integers(100, size=count),
+    )
+    sampler = NeighborSampler([40, 100, 3], replace=replace, weights=weights, temporal=temporal)
+    seeds = generator.integers(nodes, size=50)
+    times = None if temporal is None else generator.integers(100, size=50)
+    with by("numpy"):
+        plain = sampler.sample(graph, seeds, seed=3, batch=9, seed_times=times)
+    with by("c"):
+        fast = [sampler.sample(graph, seeds, seed=3, batch=9, seed_times=times) for _ in range(3)]
+
+    for sampled in fast:  # the second reuses the first one's table
+        assert_same(plain, sampled)
+    assert sum(plain.edges[ONE].per_hop) > 5_000
+
+
+def test_batches_differ_and_come_again():
+    """Draws are by (seed, batch), and by nothing else: a pickled sampler finds the same."""
+    graph = PlainGraph({"": 50}).add(ONE, np.arange(50).repeat(50), np.tile(np.arange(50), 50))
+    sampler = NeighborSampler([5, 5])
+
+    def ids(seed: int, batch: int, its: NeighborSampler = sampler) -> list[int]:
+        return its.sample(graph, np.arange(10), seed=seed, batch=batch).edges[ONE].edge_ids.tolist()
+
+    assert ids(1, 2) == ids(1, 2, pickle.loads(pickle.dumps(sampler)))
+    assert len({tuple(ids(seed, batch)) for seed in range(5) for batch in range(5)}) == 25
+
+
+def test_seeds_come_as_pairs_or_dicts_when_there_are_kinds():
+    """One kind of seeds needs no dict."""
+    kind = ("user", "buys", "item")
+    graph = PlainGraph({"user": 4, "item": 3}).add(kind, [0, 1, 2, 3], [0, 0, 1, 2])
+
+    pair = NeighborSampler([-1]).sample(graph, ("item", np.array([0, 2])), seed=0, batch=0)
+
+    assert_same(pair, NeighborSampler([-1]).sample(graph, {"item": [0, 2]}, seed=0, batch=0))
+    assert pair.nodes["user"].tolist() == [0, 1, 3]
+    assert pair.nodes_per_hop == {"user": (0, 3), "item": (2, 0)}
