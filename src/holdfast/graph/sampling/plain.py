@@ -312,9 +312,12 @@ def _listed(columns: _Columns, of: Longs, offsets: Longs) -> tuple[Longs, Longs]
 
 
 def _positions_of(columns: _Columns, column: Longs, ranks: Longs, offsets: Longs) -> Longs:
+    positions: Longs
     if columns.positions is None:
-        return columns.starts[column] + ranks
-    return columns.positions[offsets[column] + ranks]
+        positions = columns.starts[column] + ranks
+    else:
+        positions = columns.positions[offsets[column] + ranks]
+    return positions
 
 
 def _before(counts: Longs) -> Longs:
