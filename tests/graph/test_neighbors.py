@@ -18,7 +18,7 @@ needs_c = pytest.mark.skipif(not compiled.AVAILABLE, reason="the C sampler is no
 NUMBERS = st.integers(-(2**63), 2**63)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(case=cases(), seed=NUMBERS, batch=NUMBERS)
 def test_a_neighbourhood_is_what_the_oracle_says(case, seed, batch):
     """Every edge exists, as often as it may; nodes are numbered as they are met; times and kinds are kept apart."""
@@ -36,7 +36,7 @@ def test_a_neighbourhood_is_what_the_oracle_says(case, seed, batch):
 
 
 @needs_c
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(case=cases(), seed=NUMBERS, batch=NUMBERS)
 def test_c_and_numpy_sample_the_same(case, seed, batch):
     """Whoever has no compiler trains on the same batches."""

@@ -16,6 +16,7 @@ Words: TypeAlias = NDArray[np.uint64]
 Doubles: TypeAlias = NDArray[np.float64]
 
 STEP = 0x9E3779B97F4A7C15
+MOST = 0xFFFFFFFF  # the largest bound that `below` bears
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _ALL = (1 << 64) - 1
 _LOW = np.uint64(0xFFFFFFFF)

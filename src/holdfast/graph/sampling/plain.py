@@ -16,10 +16,8 @@ from holdfast.graph.sampling.damage import Damage, error
 from holdfast.graph.sampling.growing import Edges, Found, Rule, Span
 from holdfast.graph.topology import Longs, Topology
 
-_LONGEST = 0xFFFFFFFF
 
-
-class _Columns(NamedTuple):
+class Columns(NamedTuple):
     """Columns of a frontier, and of each the edges that may be taken."""
 
     starts: Longs
@@ -30,26 +28,26 @@ class _Columns(NamedTuple):
 
 def expand(topology: Topology, found: Found, of: Found, span: Span, rule: Rule, edges: Edges) -> None:
     """Take edges into a span of the nodes `of` a kind, and number their sources among those `found`."""
-    columns = _survey(topology, of.nodes[span.first : span.end], span.times, rule.weighted)
+    columns = survey(topology, of.nodes[span.first : span.end], span.times, rule.weighted)
     positions, counts = _choose(topology, of.nodes[span.first : span.end], span.first, columns, rule)
-    sources = _sources_at(topology, positions, found.num_nodes)
+    sources = sources_at(topology, positions, found.num_nodes)
     cols = np.repeat(np.arange(span.first, span.end), counts)
     owners = None if of.owners is None else of.owners[cols]
-    _append(edges, _number(found, sources, owners), cols, _ids_at(topology, positions))
+    append(edges, number(found, sources, owners), cols, ids_at(topology, positions))
 
 
 def induce(topology: Topology, found: Found, of: Found, times: Longs | None, edges: Edges) -> None:
     """Take all edges between nodes that were met."""
-    columns = _survey(topology, of.taken(), times, weighted=False)
-    positions = _all_positions(columns) if columns.positions is None else columns.positions
-    sources = _sources_at(topology, positions, found.num_nodes)
+    columns = survey(topology, of.taken(), times, weighted=False)
+    positions = all_positions(columns) if columns.positions is None else columns.positions
+    sources = sources_at(topology, positions, found.num_nodes)
     cols = np.repeat(np.arange(of.count), columns.eligible)
     known = _keyed(found, found.taken(), found.owners)
     wanted = _keyed(found, sources, None if of.owners is None else of.owners[cols])
     order = np.argsort(known, kind="stable")
     at = np.minimum(np.searchsorted(known[order], wanted), found.count - 1) if found.count else wanted * 0
     hit = known[order][at] == wanted if found.count else np.zeros(len(wanted), bool)
-    _append(edges, order[at[hit]], cols[hit], _ids_at(topology, positions[hit]))
+    append(edges, order[at[hit]], cols[hit], ids_at(topology, positions[hit]))
 
 
 def walk(topology: Topology, starts: Longs, length: int, key: int, p: float, q: float) -> Longs:
@@ -60,7 +58,7 @@ def walk(topology: Topology, starts: Longs, length: int, key: int, p: float, q: 
     walks = np.arange(len(starts))
     for step in range(length):
         here = steps[step]
-        columns = _survey(topology, here, None, weighted=False)
+        columns = survey(topology, here, None, weighted=False)
         bases = keys.drawn(int(keys.drawn(key, step)), walks)
         free = np.flatnonzero(columns.degrees)
         at = np.zeros(len(starts), np.int64)
@@ -69,13 +67,14 @@ def walk(topology: Topology, starts: Longs, length: int, key: int, p: float, q: 
         else:
             at[free] = _second_order(topology, steps[step - 1][free], columns, free, bases[free], p, q)
         steps[step + 1] = here
-        steps[step + 1][free] = _sources_at(topology, at[free], num_nodes)
+        steps[step + 1][free] = sources_at(topology, at[free], num_nodes)
     return steps
 
 
 def leads(topology: Topology, sources: Longs, destinations: Longs) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Whether an edge leads from each source to its destination, by binary search in all columns at once."""
-    low, end = topology.indptr[destinations], topology.indptr[destinations + 1]
+    columns = survey(topology, destinations, None, weighted=False)
+    low, end = columns.starts, columns.starts + columns.degrees
     high = end.copy()
     while True:
         open_ = np.flatnonzero(low < high)
@@ -93,16 +92,16 @@ def leads(topology: Topology, sources: Longs, destinations: Longs) -> np.ndarray
 # ---------------------------------------------------------------- which edges
 
 
-def _survey(topology: Topology, nodes: Longs, times: Longs | None, weighted: bool) -> _Columns:
+def survey(topology: Topology, nodes: Longs, times: Longs | None, weighted: bool) -> Columns:
     outside = (nodes < 0) | (nodes >= len(topology.indptr) - 1)
     if outside.any():
         raise error(Damage.NODE_OUTSIDE, int(np.argmax(outside)))
     starts, ends = topology.indptr[nodes], topology.indptr[nodes + 1]
     degrees = ends - starts
-    bad = (starts < 0) | (degrees < 0) | (ends > len(topology.indices)) | (degrees > _LONGEST)
+    bad = (starts < 0) | (degrees < 0) | (ends > len(topology.indices)) | (degrees > keys.MOST)
     # What C meets first it names: a bad weight in an earlier column comes before a damaged column.
     sound = int(np.argmax(bad)) if bad.any() else len(nodes)
-    columns = _Columns(starts, degrees, degrees, None)
+    columns = Columns(starts, degrees, degrees, None)
     if weighted or times is not None:
         columns = _filtered(topology, columns, sound, times, weighted)
     if sound < len(nodes):
@@ -110,24 +109,24 @@ def _survey(topology: Topology, nodes: Longs, times: Longs | None, weighted: boo
     return columns
 
 
-def _filtered(topology: Topology, columns: _Columns, sound: int, times: Longs | None, weighted: bool) -> _Columns:
+def _filtered(topology: Topology, columns: Columns, sound: int, times: Longs | None, weighted: bool) -> Columns:
     starts, degrees = columns.starts[:sound], columns.degrees[:sound]
-    positions = _all_positions(_Columns(starts, degrees, degrees, None))
+    positions = all_positions(Columns(starts, degrees, degrees, None))
     column = np.repeat(np.arange(sound), degrees)
     if times is not None:
         assert topology.times is not None
         early = topology.times[positions] <= times[column]
         positions, column = positions[early], column[early]
     if weighted:
-        weights = _weights_at(topology, positions)
+        weights = weights_at(topology, positions)
         good = (weights >= 0.0) & (weights <= np.finfo(np.float64).max)
         if not good.all():
             raise error(Damage.WEIGHT_BAD, int(positions[np.argmin(good)]))
         positions, column = positions[weights > 0.0], column[weights > 0.0]
-    return _Columns(starts, degrees, np.bincount(column, minlength=sound).astype(np.int64), positions)
+    return Columns(starts, degrees, np.bincount(column, minlength=sound).astype(np.int64), positions)
 
 
-def _choose(topology: Topology, nodes: Longs, first: int, columns: _Columns, rule: Rule) -> tuple[Longs, Longs]:
+def _choose(topology: Topology, nodes: Longs, first: int, columns: Columns, rule: Rule) -> tuple[Longs, Longs]:
     """Positions of the edges taken, and how many there are of each column."""
     eligible = columns.eligible
     counts = eligible.copy()
@@ -175,7 +174,7 @@ def _distinct(bases: keys.Words, bounds: Longs, count: int) -> Longs:
     return chosen
 
 
-def _latest(topology: Topology, columns: _Columns, of: Longs, offsets: Longs, count: int) -> Longs:
+def _latest(topology: Topology, columns: Columns, of: Longs, offsets: Longs, count: int) -> Longs:
     """The most recent edges of each column, in the column's order."""
     assert topology.times is not None
     column, positions = _listed(columns, of, offsets)
@@ -184,11 +183,11 @@ def _latest(topology: Topology, columns: _Columns, of: Longs, offsets: Longs, co
     return np.sort(positions[order[first]], axis=1)
 
 
-def _by_race(topology: Topology, columns: _Columns, of: Longs, offsets: Longs, bases: keys.Words, count: int) -> Longs:
+def _by_race(topology: Topology, columns: Columns, of: Longs, offsets: Longs, bases: keys.Words, count: int) -> Longs:
     """Weighted without replacement: of exponential variates, each divided by its weight, the smallest."""
     column, positions = _listed(columns, of, offsets)
     draws = keys.drawn(bases[column], positions - columns.starts[of][column])
-    races = keys.exponential(draws) / _weights_at(topology, positions)
+    races = keys.exponential(draws) / weights_at(topology, positions)
     order = np.lexsort((positions, races, column))
     first = _before(columns.eligible[of])[:, None] + np.arange(count)
     taken: Longs = positions[order[first]]
@@ -196,7 +195,7 @@ def _by_race(topology: Topology, columns: _Columns, of: Longs, offsets: Longs, b
 
 
 def _by_sums(
-    topology: Topology, nodes: Longs, columns: _Columns, of: Longs, offsets: Longs, bases: keys.Words, count: int
+    topology: Topology, nodes: Longs, columns: Columns, of: Longs, offsets: Longs, bases: keys.Words, count: int
 ) -> Longs:
     """Weighted with replacement: where a number below the sum of weights falls among their running sums."""
     eligible = columns.eligible[of]
@@ -211,7 +210,7 @@ def _by_sums(
         last = np.minimum(ranks, eligible[mine][:, None] - 1)
         positions = _positions_of(columns, of[mine][:, None], last, offsets)
         with np.errstate(over="ignore"):
-            sums = np.cumsum(np.where(inside, _weights_at(topology, positions), 0.0), axis=1)
+            sums = np.cumsum(np.where(inside, weights_at(topology, positions), 0.0), axis=1)
         infinite[mine] = ~np.isfinite(sums[:, -1])
         wanted = keys.unit(keys.drawn(bases[mine][:, None], np.arange(count))) * sums[:, -1:]
         low = np.zeros((len(mine), count), np.int64)
@@ -227,7 +226,7 @@ def _by_sums(
 
 
 def _second_order(
-    topology: Topology, before: Longs, columns: _Columns, free: Longs, bases: keys.Words, p: float, q: float
+    topology: Topology, before: Longs, columns: Columns, free: Longs, bases: keys.Words, p: float, q: float
 ) -> Longs:
     """node2vec's steps, by rejection; all walks that still wait are tried together."""
     num_nodes = len(topology.indptr) - 1
@@ -239,7 +238,7 @@ def _second_order(
     while len(waiting):
         draws = keys.drawn(bases[waiting], 2 * attempt)
         at[waiting] = columns.starts[free[waiting]] + keys.below(draws, columns.degrees[free[waiting]])
-        candidates = _sources_at(topology, at[waiting], num_nodes)
+        candidates = sources_at(topology, at[waiting], num_nodes)
         near = leads(topology, candidates, before[waiting])
         weights = np.where(candidates == before[waiting], back, np.where(near, 1.0, away))
         refused = keys.unit(keys.drawn(bases[waiting], 2 * attempt + 1)) * most >= weights
@@ -251,7 +250,7 @@ def _second_order(
 # ---------------------------------------------------------------- numbers for nodes
 
 
-def _number(found: Found, sources: Longs, owners: Longs | None) -> Longs:
+def number(found: Found, sources: Longs, owners: Longs | None) -> Longs:
     """Local numbers of these nodes; those that are new get the next ones, in the order in which they come."""
     known = _keyed(found, found.taken(), found.owners)
     _, first, inverse = np.unique(
@@ -273,7 +272,7 @@ def _keyed(found: Found, nodes: Longs, owners: Longs | None) -> Longs:
     return nodes if owners is None else owners[: len(nodes)] * np.int64(found.num_nodes) + nodes
 
 
-def _append(edges: Edges, rows: Longs, cols: Longs, ids: Longs) -> None:
+def append(edges: Edges, rows: Longs, cols: Longs, ids: Longs) -> None:
     edges.reserve(len(rows))
     here = slice(edges.count, edges.count + len(rows))
     edges.rows[here], edges.cols[here], edges.ids[here] = rows, cols, ids
@@ -283,7 +282,7 @@ def _append(edges: Edges, rows: Longs, cols: Longs, ids: Longs) -> None:
 # ---------------------------------------------------------------- reading columns
 
 
-def _sources_at(topology: Topology, positions: Longs, num_nodes: int) -> Longs:
+def sources_at(topology: Topology, positions: Longs, num_nodes: int) -> Longs:
     sources = topology.indices[positions].astype(np.int64)
     outside = (sources < 0) | (sources >= num_nodes)
     if outside.any():
@@ -291,27 +290,27 @@ def _sources_at(topology: Topology, positions: Longs, num_nodes: int) -> Longs:
     return sources
 
 
-def _ids_at(topology: Topology, positions: Longs) -> Longs:
+def ids_at(topology: Topology, positions: Longs) -> Longs:
     return positions if topology.edge_ids is None else topology.edge_ids[positions].astype(np.int64)
 
 
-def _weights_at(topology: Topology, positions: Longs) -> keys.Doubles:
+def weights_at(topology: Topology, positions: Longs) -> keys.Doubles:
     assert topology.weights is not None
     return topology.weights[positions].astype(np.float64)
 
 
-def _all_positions(columns: _Columns) -> Longs:
+def all_positions(columns: Columns) -> Longs:
     return np.repeat(columns.starts, columns.degrees) + _ramp(columns.degrees)
 
 
-def _listed(columns: _Columns, of: Longs, offsets: Longs) -> tuple[Longs, Longs]:
+def _listed(columns: Columns, of: Longs, offsets: Longs) -> tuple[Longs, Longs]:
     """All candidates of some columns: the place of their column in `of`, and their positions."""
     eligible = columns.eligible[of]
     column = np.repeat(np.arange(len(of)), eligible)
     return column, _positions_of(columns, of[column], _ramp(eligible), offsets)
 
 
-def _positions_of(columns: _Columns, column: Longs, ranks: Longs, offsets: Longs) -> Longs:
+def _positions_of(columns: Columns, column: Longs, ranks: Longs, offsets: Longs) -> Longs:
     positions: Longs
     if columns.positions is None:
         positions = columns.starts[column] + ranks

@@ -12,9 +12,11 @@
 #include "drawing.h"
 
 enum {
-    BLOCK = 64,       /* walks whose columns, and then whose edges, are asked for together */
-    LINE = 64,        /* bytes that come at once */
-    IN_FLIGHT = 4096, /* bytes of rows that are asked for before they are copied */
+    BLOCK = 64, /* walks whose columns, and then whose edges, are asked for together */
+    LINE = 64, /* bytes that come at once */
+    LINES = 4, /* of a row that are asked for */
+    FAR_AHEAD = 64, /* rows */
+    NEAR_AHEAD = 8,
 };
 
 static int sound_column(const struct topology *graph, int64_t node)
@@ -101,21 +103,21 @@ struct outcome walk(const struct topology *graph, int64_t *steps, int64_t walks,
     return sound(0, 0);
 }
 
-/* Lines of the source come in any order: those of the next rows are asked for while one is copied. */
+/* Rows lie anywhere: the page of one is asked for long before it is copied, its lines later, and what follows them comes
+ * by itself. */
 struct outcome gather(const char *source, int64_t rows, int64_t row_bytes, const int64_t *index, int64_t count,
                       char *target)
 {
-    int64_t ahead = row_bytes > 0 && row_bytes < IN_FLIGHT ? IN_FLIGHT / row_bytes : 1;
-    ahead = ahead > 32 ? 32 : ahead;
+    int64_t bytes = row_bytes < LINES * LINE ? row_bytes : LINES * LINE;
     for (int64_t at = 0; at < count; at++)
         if (index[at] < 0 || index[at] >= rows)
             return damaged(NODE_OUTSIDE, at);
     for (int64_t at = 0; at < count; at++) {
-        if (at + ahead < count) {
-            const char *later = source + index[at + ahead] * row_bytes;
-            for (int64_t byte = 0; byte < row_bytes && byte < IN_FLIGHT; byte += LINE)
-                PREFETCH(later + byte);
-        }
+        if (at + FAR_AHEAD < count)
+            PREFETCH(source + index[at + FAR_AHEAD] * row_bytes);
+        if (at + NEAR_AHEAD < count)
+            for (int64_t byte = LINE; byte < bytes; byte += LINE)
+                PREFETCH(source + index[at + NEAR_AHEAD] * row_bytes + byte);
         memcpy(target + at * row_bytes, source + index[at] * row_bytes, (size_t)row_bytes);
     }
     return sound(0, 0);
