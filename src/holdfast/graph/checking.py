@@ -62,20 +62,22 @@ def as_array(value: Any, what: str) -> NDArray[Any]:
 
 def named_arrays(values: Mapping[str, Any] | None, rows: int, what: str, of: str) -> dict[str, NDArray[Any]]:
     """Features by name, each with one row for each node, or edge."""
-    if values is None:
-        return {}
-    if not isinstance(values, Mapping):
-        raise TypeError(f"{what} must be a dict of names and arrays, such as {{'x': x}}, got {type(values).__name__}")
     arrays = {}
-    for name, value in values.items():
-        if not isinstance(name, str) or not name:
-            raise TypeError(f"a name in {what} must be a str that is not empty, got {name!r}")
+    for name, value in (values or {}).items():
         array = as_array(value, f"{what}[{name!r}]")
         if array.ndim == 0 or len(array) != rows:
             found = "no rows, it is a single number" if array.ndim == 0 else f"{len(array)} rows"
             raise ValueError(f"{what}[{name!r}] has {found} for {rows} {of}: it needs one row for each, in their order")
         arrays[name] = array
     return arrays
+
+
+def _check_named(values: Any, what: str) -> None:
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{what} must be a dict of names and arrays, such as {{'x': x}}, got {type(values).__name__}")
+    for name in values:
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"a name in {what} must be a str that is not empty, got {name!r}")
 
 
 def edge_list(edge_index: Any, what: str = "edge_index") -> tuple[NDArray[Any], NDArray[Any]]:
@@ -108,23 +110,28 @@ def highest(nodes: NDArray[Any]) -> int:
 
 def check_range(relation: Relation, num_sources: int, num_targets: int, what: str) -> None:
     """That every edge leads from a node to a node."""
-    for nodes, limit, end in ((relation.sources, num_sources, "source"), (relation.targets, num_targets, "target")):
-        if not nodes.size or (int(nodes.min()) >= 0 and int(nodes.max()) < limit):
+    sources, targets = relation.sources, relation.targets
+    if not sources.size or (_within(sources, num_sources) and _within(targets, num_targets)):
+        return
+    for low, chunk in _chunks(sources):
+        ends = targets[low : low + CHUNK]
+        wrong = (chunk < 0) | (chunk >= num_sources)
+        bad = np.flatnonzero(wrong | (ends < 0) | (ends >= num_targets))
+        if not bad.size:
             continue
-        for low, chunk in _chunks(nodes):
-            bad = np.flatnonzero((chunk < 0) | (chunk >= limit))
-            if bad.size:
-                number = low + int(bad[0])
-                node = int(nodes[number])
-                advice = (
-                    f"set num_nodes to at least {int(nodes.max()) + 1}, and give features for all of them"
-                    if node >= 0
-                    else "nodes are numbered from 0"
-                )
-                raise ValueError(
-                    f"{what}: edge {number} is {int(relation.sources[number])} → {int(relation.targets[number])}, and "
-                    f"its {end} is none of the {limit} nodes (0 … {limit - 1}); {advice}"
-                )
+        number = low + int(bad[0])
+        from_there = bool(wrong[bad[0]])
+        nodes, limit = (sources, num_sources) if from_there else (targets, num_targets)
+        advice = f"set num_nodes to at least {int(nodes.max()) + 1}, and give features for all of them"
+        raise ValueError(
+            f"{what}: edge {number} is {int(sources[number])} → {int(targets[number])}, and its "
+            f"{'source' if from_there else 'target'} is none of the {limit} nodes (0 … {limit - 1}); "
+            f"{advice if nodes[number] >= 0 else 'nodes are numbered from 0'}"
+        )
+
+
+def _within(nodes: NDArray[Any], limit: int) -> bool:
+    return int(nodes.min()) >= 0 and int(nodes.max()) < limit
 
 
 def edge_weights(weights: Any, count: int, what: str = "weights") -> NDArray[Any]:
@@ -216,6 +223,9 @@ def many_kinds(
     for name, value, _ in given:
         if value is not None and not isinstance(value, Mapping):
             raise TypeError(f"edge_index is a dict by kind, so {name} must be one, too, got {type(value).__name__}")
+    for name, value in (("node_features", node_features), ("edge_features", edge_features)):
+        for of, features in (value or {}).items():
+            _check_named(features, _named(name, of))
     lists = {kind: edge_list(edges, _named("edge_index", kind)) for kind, edges in edge_index.items()}
     counts = _node_counts(lists, num_nodes or {}, node_features or {})
     known: dict[str, Any] = {"nodes": counts, "edges": edge_index}

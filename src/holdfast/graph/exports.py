@@ -86,6 +86,11 @@ def to_dgl(batch: Batch) -> Any:
     known = {kind: np.cumsum(counts).tolist() for kind, counts in batch.nodes_per_hop.items()}
     ends = {kind: np.cumsum(edges.per_hop).tolist() for kind, edges in batch.edges.items()}
     hops = max((len(edges.per_hop) for edges in batch.edges.values()), default=0)
+    if any(len(counts) != hops + 1 for counts in batch.nodes_per_hop.values()):
+        raise ValueError(
+            "as_dgl() needs the edges hop by hop, and this batch has all edges between its nodes at once "
+            "(sample with directed=True, or make a DGL graph of it: dgl.graph(tuple(batch.edge_index)))"
+        )
     blocks = [_block(dgl, batch, known, ends, hop, hops - 1) for hop in reversed(range(hops))]
     seeds = {kind: ids[: batch.nodes_per_hop[kind][0]] for kind, ids in batch.nodes.items()}
     if _is_single(batch):

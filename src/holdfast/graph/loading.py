@@ -94,6 +94,8 @@ class NeighborLoader(DataLoader[Batch]):
         order = None
         if shuffle and all(options.get(name) is None for name in ("generator", "sampler", "batch_sampler")):
             order = options["sampler"] = Shuffled(around, seed)
+        if options.get("generator") is None:
+            options["generator"] = torch.Generator().manual_seed(seed)  # the trainer's own is left alone
         self.graph = graph
         self.seed = seed
         super().__init__(
