@@ -18,7 +18,7 @@ from holdfast.graph.topology import EdgeType
 
 ONE_KIND = ""
 ONE_RELATION: EdgeType = ("", "", "")
-CHUNK = 1 << 20  # rows looked at at a time, so that no check needs memory of the size of the graph
+CHUNK = 1 << 18  # rows looked at at a time, so that no check needs memory of the size of the graph
 
 
 @dataclass
