@@ -22,8 +22,7 @@ import psutil
 import torch
 from memory import pss_bytes
 
-from holdfast.graph import NeighborLoader, SharedGraph
-from holdfast.graph.sampling.neighbors import NeighborSampler
+from holdfast.graph import NeighborLoader, NeighborSampler, SharedGraph
 from holdfast.graph.topology import Topology
 
 NODES, EDGES, COLUMNS = 2_000_000, 30_000_000, 128

@@ -81,7 +81,7 @@ def test_the_epoch_ends_without_the_seeds_at_which_a_sampler_dies(method):
 def test_the_epoch_ends_without_the_seeds_at_which_a_sampler_hangs(method):
     """On a lock that it holds already, and in a wait that never ends."""
     graph = make_graph()
-    policy = FaultPolicy("skip", retries=0, sample_timeout=0.5)
+    policy = FaultPolicy("skip", retries=0, sample_timeout=0.7)
     loader = make(graph, Faulty(HANGING), faults=policy, multiprocessing_context=method)
 
     delivered = [as_lists(batch) for batch in loader]

@@ -16,10 +16,9 @@ from holdfast import DataLoader
 from holdfast._system import choice
 from holdfast._transport import packing
 from holdfast._transport.cells import Arena
-from holdfast.graph import Batch, NeighborLoader, Sampled, SampledEdges, SharedGraph
+from holdfast.graph import Batch, NeighborLoader, NeighborSampler, Sampled, SampledEdges, SharedGraph
 from holdfast.graph.batch import assemble
 from holdfast.graph.rooms import Tensors
-from holdfast.graph.sampling.neighbors import NeighborSampler
 
 METHODS = ("spawn",) if choice.PORTABLE else ("fork", "spawn", "forkserver")
 BUYS, LIKE = ("user", "buys", "item"), ("item", "like", "item")

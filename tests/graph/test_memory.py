@@ -10,8 +10,7 @@ import psutil
 import pytest
 
 from holdfast._system import choice
-from holdfast.graph import NeighborLoader, SharedGraph
-from holdfast.graph.sampling.neighbors import NeighborSampler
+from holdfast.graph import NeighborLoader, NeighborSampler, SharedGraph
 
 NODES = 50_000
 COLUMNS = 512

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from holdfast.graph.checking import ONE_KIND, ONE_RELATION
 from holdfast.graph.rooms import Plain, Room
 from holdfast.graph.sampled import Sampled
+from holdfast.graph.sampling.gathering import gather_rows
 from holdfast.graph.topology import EdgeType
 
 if TYPE_CHECKING:
@@ -212,14 +213,6 @@ def _gathered(
     for name in arrays if wanted is None else [name for name in wanted if name in arrays]:
         source = arrays[name]
         out, held = room.take((len(ids), *source.shape[1:]), source.dtype)
-        gather(source, ids, out)
+        gather_rows(source, ids, out)
         found[name] = held
     return found
-
-
-def gather(source: NDArray[Any], ids: NDArray[Any], out: NDArray[Any]) -> None:
-    """Rows of an array, straight into another."""
-    if len(ids) and not (0 <= int(ids.min()) and int(ids.max()) < len(source)):
-        bad = ids[(ids < 0) | (ids >= len(source))][0]
-        raise IndexError(f"the sampler gave number {bad}, and there are {len(source)} (0 … {len(source) - 1})")
-    np.take(source, ids, axis=0, out=out, mode="clip")
