@@ -49,6 +49,7 @@ portable: setup  ## the same faults and batches on the portable system layer, as
 		tests/faults/test_any_system.py tests/share/test_reading.py \
 		tests/share/test_processes.py::test_everything_that_was_shared_is_read_by_workers \
 		tests/share/test_processes.py::test_a_name_goes_with_the_data_on_the_portable_layer \
+		tests/graph/test_faults.py tests/graph/test_shared.py tests/graph/test_loading.py \
 		$(PYTEST_ARGS) $(MAY_BE_EMPTY)
 
 wheel: setup  ## build the wheel and run an epoch with it, away from src

@@ -40,6 +40,7 @@ _HOMES = {
     "WorkerHungError": "holdfast.errors",
     "WorkerStartError": "holdfast.errors",
 }
+_FOLDERS = ("graph",)  # public names of their own
 
 __all__ = [
     "DataLoader",
@@ -68,12 +69,14 @@ __all__ = [
     "WorkerCrashedError",
     "WorkerHungError",
     "WorkerStartError",
+    "graph",
     "share",
     "shared_parts",
     "spawn",
 ]
 
 if TYPE_CHECKING:
+    from holdfast import graph
     from holdfast._forensics.alerts import Webhook
     from holdfast._share.mappings import SharedDict
     from holdfast._share.sequences import SharedList
@@ -99,6 +102,10 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name in _FOLDERS:
+        import importlib
+
+        return importlib.import_module(f"holdfast.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
@@ -110,4 +117,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(_HOMES))
+    return sorted(set(globals()) | set(_HOMES) | set(_FOLDERS))

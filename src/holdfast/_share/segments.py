@@ -115,6 +115,12 @@ class Builder:
         self.size = at + memoryview(part).nbytes
         return at
 
+    def reserve(self, nbytes: int) -> int:
+        """Room that whoever called `build` fills afterwards, before anybody else knows of the segment."""
+        at = -(-self.size // _ALIGNMENT) * _ALIGNMENT
+        self.size = at + nbytes
+        return at
+
     def state(self) -> tuple[int, int]:
         return self.size, len(self._parts)
 

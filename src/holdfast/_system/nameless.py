@@ -110,12 +110,13 @@ def redeem(ticket: Any, mark: bytes, size: int) -> Handle | None:
     return None
 
 
-def map_descriptor(fd: int, size: int | None) -> ctypes.Array[ctypes.c_ubyte]:
+def map_descriptor(fd: int, size: int | None, writable: bool = True) -> ctypes.Array[ctypes.c_ubyte]:
     """Not through `mmap.mmap`: that keeps a descriptor of its own for each map, and a consumer that keeps
     a thousand batches would run out of them.
     """
     size = os.fstat(fd).st_size if size is None else size
-    address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+    access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
+    address = _libc.mmap(None, size, access, mmap.MAP_SHARED, fd, 0)
     if address in (None, ctypes.c_void_p(-1).value):
         number = ctypes.get_errno()
         raise OSError(number, f"cannot map {size} bytes of shared memory: {os.strerror(number)}")

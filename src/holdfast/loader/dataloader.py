@@ -25,6 +25,9 @@ from holdfast.limits import budget_of, limits_of
 from holdfast.loader import pacing
 from holdfast.loader.inline import InlineIterator
 from holdfast.loader.iterator import SupervisedIterator
+from holdfast.loader.jobs import JobSettings
+from holdfast.loader.samples import MapJob
+from holdfast.loader.streams import StreamJob
 from holdfast.settings import FaultPolicy, FaultRule, check_callable, check_listeners, check_threads, fault_policy
 from holdfast.statistics import Statistics
 
@@ -150,6 +153,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         from holdfast._share import sharing
 
         return sharing.dataset_for_workers(self.dataset, self._moved)
+
+    def _make_job(self, settings: JobSettings, stream: bool) -> MapJob | StreamJob:
+        """What workers do for this loader; it travels to them."""
+        return StreamJob(settings) if stream else MapJob(settings)
 
     def __iter__(self) -> Any:
         if isinstance(self._iterator, SupervisedIterator) and not self._iterator.usable:

@@ -72,6 +72,7 @@ class InlineEngine:
         self.dealt_with: list[Failure] = []
         self.place: bytes | None = None
         self.samples = 0
+        self.epoch = 0
         self.allowance = None  # the trainer's own process is not to be replaced
         self.door: Door | None = None
         self._job = job
@@ -185,7 +186,7 @@ class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
         )
         self._ledger = loader._ledger
         self._ledger.begin_epoch()
-        engine = InlineEngine(StreamJob(settings) if stream else MapJob(settings))
+        engine = InlineEngine(loader._make_job(settings, stream))
         self._door = Door(
             self._ledger, policy, engine, stream=stream, batched=self._auto_collation, describe=loader.describe
         )

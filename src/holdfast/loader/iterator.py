@@ -129,7 +129,8 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             limits=loader._limits,
             seeds_by_batch=loader._sizing is not None,
         )
-        return StreamJob(settings) if self._stream else MapJob(settings)
+        job: MapJob | StreamJob = loader._make_job(settings, self._stream)
+        return job
 
     # ------------------------------------------------------------ an epoch
 
