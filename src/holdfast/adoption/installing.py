@@ -160,7 +160,7 @@ def _with_workers(owner: type, theirs: Any) -> Any:
         if not _adoptions:
             theirs(self, loader)
         elif type(self) is not owner:
-            _leave(type(self), f"the iterator of {type(loader).__name__}, {type(self).__name__}, is its own")
+            _leave(type(loader), f"{type(loader).__name__} makes its iterator, {type(self).__name__}, by itself")
             theirs(self, loader)
         elif not _starts_processes(loader.multiprocessing_context):
             _leave(type(loader), f"{type(loader).__name__} starts its workers by itself")

@@ -27,6 +27,8 @@ Options, each also a variable (HOLDFAST_MAX_RESTARTS for --max-restarts):
   … and every other option of FaultPolicy: --sample-timeout, --max-bad, …
 
 HOLDFAST=0 in the environment turns all of it off.
+
+Exit status: that of the program; 2 wrong usage, 126 and 127 the command cannot be run, is not found.
 """
 
 from __future__ import annotations
