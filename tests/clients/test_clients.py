@@ -59,14 +59,18 @@ COMPANIES = [
 ]
 
 
-def environment() -> dict[str, str]:
-    path = [entry for entry in sys.path if entry]
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join([*path, str(VISION)])}
-
-
 def ended(*command: str) -> subprocess.CompletedProcess[str]:
+    path = [entry for entry in sys.path if entry]
+    if any("timm" in word for word in command):
+        path.append(str(VISION))
     return subprocess.run(
-        command, cwd=SCRIPTS, env=environment(), capture_output=True, text=True, timeout=280, stdin=subprocess.DEVNULL
+        command,
+        cwd=SCRIPTS,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(path)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        stdin=subprocess.DEVNULL,
     )
 
 
