@@ -50,6 +50,32 @@ class Adding(DataLoader[Any]):
         return (batch for batch in super()._get_iterator())
 
 
+class _Kept:
+    """Hands everything on, as PyG's DataLoaderIterator does."""
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = iterator
+
+    def __iter__(self) -> Any:
+        return self
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self.iterator._reset(loader, first_iter)
+
+    def _shutdown_workers(self) -> None:
+        self.iterator._shutdown_workers()
+
+    def __next__(self) -> Any:
+        return next(self.iterator)
+
+
+class Keeping(DataLoader[Any]):
+    """As PyG's NodeLoader with workers that persist."""
+
+    def _get_iterator(self) -> Any:
+        return _Kept(super()._get_iterator())
+
+
 class Endless(DataLoader[Any]):
     """As timm's MultiEpochsDataLoader: one iterator, made at the beginning, for all epochs."""
 

@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as torch_loader
 
+import epochal
 import holdfast
 import specimens as s
 from adoption import loaders
@@ -33,7 +34,6 @@ STOCK = {
     for owner, name in (
         (torch_loader._MultiProcessingDataLoaderIter, "__init__"),
         (torch_loader._SingleProcessDataLoaderIter, "__init__"),
-        (torch_loader.DataLoader, "__iter__"),
         (loaders.Foreign, "_get_iterator"),
         (loaders.Replacing, "_get_iterator"),
     )
@@ -132,18 +132,18 @@ def test_changes_count_when_a_library_makes_them_after_creation():
         assert indices(loader) == [3, 1, 2]
 
 
-def test_a_persistent_loader_begins_anew_when_its_workers_had_given_up():
-    """An epoch that ended with an error is not the loader's end."""
-    loader = DataLoader(Faulty(), batch_size=4, num_workers=1, persistent_workers=True)
-    with holdfast.installed(holdfast.FaultPolicy("skip", max_restarts=0)):
+@pytest.mark.parametrize("kind", [DataLoader, loaders.Keeping])
+def test_a_persistent_loader_begins_anew_when_its_workers_had_given_up(kind, tmp_path):
+    """An epoch that ended with an error is not the loader's end, whoever holds its iterator."""
+    dataset = epochal.Epochal(SIZE, s.Kills(tmp_path, {(0, 5): {1}}))
+    loader = kind(dataset, batch_size=4, num_workers=2, persistent_workers=True)
+    with holdfast.installed(holdfast.FaultPolicy(max_restarts=0)):
         with pytest.raises(holdfast.TooManyFaultsError):
-            indices(loader)
-        given_up = loader._iterator
-        with pytest.raises(holdfast.TooManyFaultsError):
-            indices(loader)
+            list(loader)
 
-        assert loader._iterator is not given_up
-        loader._iterator = None
+        for _ in range(2):
+            assert [int(i) for _, batch in loader for i in batch] == list(range(SIZE))
+    loader._iterator._shutdown_workers()
 
 
 def test_a_loader_of_ours_keeps_its_options_when_others_are_installed():

@@ -58,6 +58,14 @@ def test_a_program_sees_and_leaves_the_same_when_it_is_run_by_us(plain, ours, wh
     assert theirs.returncode == {"exit": 7, "raise": 1, "kill": -signal.SIGKILL}[what[0]]
 
 
+def test_flags_of_python_are_the_programs_when_it_is_started_with_them():
+    """`python -W error -m holdfast run` means them for the program."""
+    plain = ended(sys.executable, "-W", "error", "-O", "mirror.py", "exit", "0")
+    ours = ended(sys.executable, "-W", "error", "-O", "-m", "holdfast", "run", "mirror.py", "exit", "0")
+
+    assert json.loads(ours.stdout)["flags"] == json.loads(plain.stdout)["flags"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_reaches_the_program_when_it_is_sent_to_us(number):
     """There is one process, and it is the program."""

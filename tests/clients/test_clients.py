@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).with_name("scripts")
 # Beside the environment, not in it: a torchvision for another build of torch breaks the import of its neighbours.
 VISION = Path(sys.prefix) / "vision"
+LAUNCH = ("--", sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1")
 TORCHRUN = ("--", sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 SIZE, DEADLY, BAD = 32, 11, 22
 pytestmark = pytest.mark.timeout(300)
@@ -39,7 +40,7 @@ class Client:
 
 CLIENTS = [
     Client("lightning_both", ("lightning",), 16),
-    Client("accelerate_loop", ("accelerate",), 16),
+    Client("accelerate_loop", ("accelerate",), 16, "replace", LAUNCH),
     Client("transformers_trainer", ("transformers", "accelerate"), 8),
     Client("datasets_rows", ("datasets",), 8),
     Client("ignite_engine", ("ignite",), 16),
@@ -127,6 +128,16 @@ def test_training_finishes_when_it_is_given_a_loader_of_ours(company):
 
     assert done.returncode == 0, done.stderr[-6000:]
     assert reports(done.stdout) == [expected(clients[name]) for name in names]
+
+
+def test_batches_of_fastai_are_the_same_when_they_are_seen_as_a_map():
+    """Bit for bit, over epochs, shuffled, with random numbers drawn in workers, by fastai's own kinds of loaders."""
+    skip_without(next(client for client in CLIENTS if client.script == "fastai_learner"))
+
+    done = ended(sys.executable, "fastai_same.py")
+
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.split() == ["same", "same", "same"]
 
 
 @pytest.mark.parametrize("name", ["accelerate_loop", "datasets_rows", "webdataset_shards", "ddp"])

@@ -32,7 +32,10 @@ def begin() -> None:
     """Be the outermost Python of a run, unless another is."""
     if _notes() or not hasattr(os, "memfd_create"):
         return
-    fd = os.memfd_create(_NAME)
+    try:
+        fd = os.memfd_create(_NAME)
+    except OSError:
+        return  # no descriptor to be had, or not allowed: no summary
     os.environ[VARIABLE] = f"{os.getpid()}:{fd}"
     atexit.register(_end, os.getpid(), fd)
 

@@ -85,4 +85,7 @@ class _Finder:
             for finder in waiting:
                 finder._do(module)
 
-        loader.exec_module = exec_module
+        try:
+            loader.exec_module = exec_module
+        except AttributeError:
+            pass  # a loader of a kind that cannot be attended: torch's loaders stay as they are

@@ -1,8 +1,7 @@
 """Has every `torch.utils.data.DataLoader` of this program supervised, whatever library makes it.
 
 Reads   HOLDFAST, HOLDFAST_… variables.
-Writes  three methods of torch's classes, until it is uninstalled: `__init__` of the two iterators, and
-        `DataLoader.__iter__`.
+Writes  `__init__` of torch's two iterators, until it is uninstalled; `_get_iterator` of classes that need none of them.
 Never   a loader's own attributes, or a loader whose class makes its iterator by itself: that is said once.
 
 Whoever makes an iterator of torch's gets one of ours: it becomes of our class before it is initialised. So
@@ -139,7 +138,6 @@ def _patch(module: Any) -> None:
         return
     _replace(module._MultiProcessingDataLoaderIter, "__init__", _with_workers)
     _replace(module._SingleProcessDataLoaderIter, "__init__", _without_workers)
-    _replace(module.DataLoader, "__iter__", _iter)
     _attend_subclasses(module.DataLoader)
 
 
@@ -203,17 +201,6 @@ def _deals_with_exceptions(loader: Any) -> bool:
         return False
     policy = adoption._view(loader)._policy
     return bool(policy.on_error != "raise" or policy.retry_on)
-
-
-def _iter(owner: type, theirs: Any) -> Any:
-    def __iter__(self: Any) -> Any:
-        iterator: Any = getattr(self, "_iterator", None)
-        if getattr(iterator, "usable", True) is False:  # one of ours: given up, shut down, or interrupted in the middle
-            iterator._shutdown_workers()
-            self._iterator = None
-        return theirs(self)
-
-    return __iter__
 
 
 def _starts_processes(context: Any) -> bool:

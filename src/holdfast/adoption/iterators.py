@@ -38,7 +38,11 @@ class AdoptedIterator(SupervisedIterator):
         view._latest = weakref.ref(self)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        super()._reset(view_of(loader), first_iter)
+        if first_iter or self.usable:
+            super()._reset(view_of(loader), first_iter)
+        else:  # given up, shut down by a library, or interrupted: the loader keeps this object, which begins anew
+            self._shutdown_workers()
+            AdoptedIterator.__init__(self, loader)
 
 
 class AdoptedInlineIterator(InlineIterator):
