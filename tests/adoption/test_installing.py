@@ -156,6 +156,21 @@ def test_a_loader_of_ours_keeps_its_options_when_others_are_installed():
         indices(inline)
 
 
+def test_incidents_of_every_loader_are_known_when_several_are_at_work():
+    """Also those of one that had none before another began; a loader that is gone and had none leaves nothing."""
+    with holdfast.installed("skip") as adoption:
+        first = DataLoader(Faulty(), batch_size=4, num_workers=1)
+        begun = iter(first)
+        assert indices(next(begun)) == [0, 1, 2, 3]
+        for _ in range(3):
+            assert indices(DataLoader(Sound(), batch_size=4, num_workers=1)) == list(range(SIZE))
+        rest = indices(begun)
+
+    assert rest == LEFT[4:]
+    assert [i.indices for i in adoption.incidents if i.action == "left out"] == [(DEADLY,), (BAD,)]
+    assert len(adoption._ledgers) == 2
+
+
 def test_it_is_said_once_when_a_class_makes_its_own_iterator(caplog):
     """Those are left alone, and work as ever."""
     caplog.set_level(logging.WARNING, "holdfast")
@@ -191,9 +206,11 @@ def test_the_inner_one_counts_when_installations_are_nested(monkeypatch):
     try:
         assert outer.options["memory_limit"] == "2GiB"
         assert indices(DataLoader(Faulty(), batch_size=4, num_workers=1)) == LEFT
-        with holdfast.installed("raise"), pytest.raises(ValueError, match="sample 9 is bad"):
-            indices(DataLoader(Faulty(), batch_size=4))
-        assert indices(DataLoader(Faulty(), batch_size=4)) == [i for i in range(SIZE) if i != BAD]
+        inline = DataLoader(Faulty(), batch_size=4)
+        for _ in range(2):  # the same loader, now with these options, now with those
+            with holdfast.installed("raise"), pytest.raises(ValueError, match="sample 9 is bad"):
+                indices(inline)
+            assert indices(inline) == [i for i in range(SIZE) if i != BAD]
     finally:
         holdfast.uninstall()
     monkeypatch.setenv("HOLDFAST", "0")

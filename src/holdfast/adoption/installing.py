@@ -14,6 +14,7 @@ import contextlib
 import functools
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,12 +29,12 @@ class Adoption:
 
     def __init__(self, options: dict[str, Any] | None) -> None:
         self._options = options  # None: what the variables say, when a loader begins
-        self._ledgers: list[Any] = []
+        self._ledgers: list[tuple[Any, Any]] = []  # of each loader, as long as it lives or had incidents
 
     @property
     def incidents(self) -> tuple[Incident, ...]:
         """Everything that went wrong in these loaders, in order."""
-        return tuple(sorted((i for ledger in self._ledgers for i in ledger.incidents), key=lambda i: i.when))
+        return tuple(sorted((i for _, ledger in self._ledgers for i in ledger.incidents), key=lambda i: i.when))
 
     def uninstall(self) -> None:
         """Leave loaders alone from now on; iterators that there are stay supervised."""
@@ -52,8 +53,9 @@ class Adoption:
         from holdfast.adoption import iterators
 
         view = iterators.view_of(loader, self.options)
-        if view._ledger not in self._ledgers:
-            self._ledgers = [ledger for ledger in self._ledgers if ledger.incidents] + [view._ledger]
+        if not any(ledger is view._ledger for _, ledger in self._ledgers):
+            kept = [(alive, ledger) for alive, ledger in self._ledgers if alive() is not None or ledger.incidents]
+            self._ledgers = [*kept, (weakref.ref(loader), view._ledger)]
         return view
 
 

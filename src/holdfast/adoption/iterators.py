@@ -20,8 +20,8 @@ _views = Views()
 
 
 def view_of(loader: Any, options: dict[str, Any] | None = None) -> Any:
-    """The view of a loader, made with these options if there is none yet."""
-    return _views.of(loader, lambda new: _made(new, options or {}))
+    """The view of a loader, made with these options if there is none yet, or one with others."""
+    return _views.of(loader, options, _made)
 
 
 def _made(loader: Any, options: dict[str, Any]) -> View:

@@ -26,7 +26,7 @@ class View:
         # A loader of ours, over nothing, checks the options and has all that our iterators ask for.
         lender: DataLoader[Any] = DataLoader(range(0), **options)  # type: ignore[arg-type]
         lent = {name: value for name, value in vars(lender).items() if name not in _TORCHS}
-        lent["_loader"] = weakref.ref(loader)
+        lent |= {"_loader": weakref.ref(loader), "_options": options}
         vars(self).update(lent)
 
     def __getattr__(self, name: str) -> Any:
@@ -51,14 +51,14 @@ class Views:
     def __init__(self) -> None:
         self._views: dict[int, tuple[weakref.ref[Any], Any]] = {}
 
-    def of(self, loader: Any, make: Callable[[Any], Any]) -> Any:
-        """The view of a loader; `make` makes it if there is none yet."""
+    def of(self, loader: Any, options: dict[str, Any] | None, make: Callable[[Any, dict[str, Any]], Any]) -> Any:
+        """The view of a loader; `make` makes it if there is none with these options yet (None: with any)."""
         if isinstance(loader, View):
             return loader
         known = self._views.get(id(loader))
-        if known is not None and known[0]() is loader:
+        if known is not None and known[0]() is loader and (options is None or known[1]._options is options):
             return known[1]
-        view = make(loader)
+        view = make(loader, options or {})
         key = id(loader)
         self._views[key] = weakref.ref(loader, lambda gone: self._forget(key, gone)), view
         return view
