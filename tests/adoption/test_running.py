@@ -97,6 +97,15 @@ def test_a_program_finishes_and_sums_up_when_samples_are_bad():
     assert told[2].startswith(f"  journal  {os.environ['HOLDFAST_HOME']}")
 
 
+def test_the_error_says_what_to_run_when_nothing_was_said_about_faults():
+    """Bad samples raise by default; the loader may be a library's, so the advice is about the command."""
+    raised = ended(*RUN, "train.py", "fork")
+
+    assert raised.returncode == 1
+    assert "WorkerCrashedError: worker 1 died of SIGKILL while fetching sample 5" in raised.stderr
+    assert "holdfast run --faults skip …   the same, where the program is not to be changed" in raised.stderr
+
+
 def test_workers_find_classes_of_the_main_module_when_they_are_spawned():
     """The main module is the program's, not ours."""
     survived = ended(*RUN, "--faults", "skip", "train.py", "spawn")
