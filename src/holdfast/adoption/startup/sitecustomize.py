@@ -15,7 +15,7 @@ def _begin() -> None:
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
     try:
         from holdfast.adoption import hook
-    except ImportError:
+    except (ImportError, SyntaxError):
         pass  # another Python, with packages of its own: nothing of ours is there to supervise with
     else:
         hook.begin()
