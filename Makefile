@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 # A choice of tests may leave one of the two runs empty, which pytest answers with 5.
 MAY_BE_EMPTY := $(if $(PYTEST_ARGS),|| test $$? -eq 5)
 STAMP := $(VENV)/.installed
+# The one that goes with the torch of constraints.txt.
+TORCHVISION := torchvision==0.28.0
 C_SOURCES := setup.py $(wildcard src/holdfast/_capture/*.[ch] src/holdfast/graph/sampling/*.[ch])
 
 export PIP_NO_INPUT := 1
@@ -14,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup lint format test notebooks portable wheel demo bench bench-peers clean
+.PHONY: help setup lint format test notebooks portable wheel clients demo bench bench-peers clean
 
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 14
@@ -37,8 +39,8 @@ format: setup  ## let ruff fix and format what it can
 	$(BIN)/ruff format .
 
 test: setup lint  ## lint, all tests, and the wheel (PYTEST_ARGS='-k name' to choose)
-	$(BIN)/python -m pytest -n 2 -m "not alone" $(PYTEST_ARGS) $(MAY_BE_EMPTY)
-	$(BIN)/python -m pytest -m alone $(PYTEST_ARGS) $(MAY_BE_EMPTY)
+	$(BIN)/python -m pytest -n 2 -m "not alone" --ignore tests/clients $(PYTEST_ARGS) $(MAY_BE_EMPTY)
+	$(BIN)/python -m pytest -m alone --ignore tests/clients $(PYTEST_ARGS) $(MAY_BE_EMPTY)
 	@$(MAKE) --no-print-directory portable wheel
 
 notebooks: setup  ## those tests alone that need a notebook kernel (`make test` has them, too)
@@ -54,6 +56,16 @@ portable: setup  ## the same faults and batches on the portable system layer, as
 
 wheel: setup  ## build the wheel and run an epoch with it, away from src
 	.ci/check-wheel $(BIN)/python
+
+clients: setup $(VENV)/.clients  ## train with Lightning, Accelerate, Transformers, fastai, PyG, …; installs them
+	$(BIN)/python -m pytest -n 2 tests/clients $(PYTEST_ARGS) $(MAY_BE_EMPTY)
+
+$(VENV)/.clients: pyproject.toml constraints.txt
+	@echo "clients: installing into $(VENV), this may take some minutes"
+	@$(BIN)/python -m pip install -qq -e '.[torch,clients]' -c constraints.txt
+	@$(BIN)/python -m pip install -qq --no-deps fastai timm
+	@$(BIN)/python -m pip install -qq --no-deps --upgrade --target $(VENV)/vision $(TORCHVISION)
+	@touch $@
 
 demo: setup  ## run the demonstration
 	$(BIN)/python demo/demo.py

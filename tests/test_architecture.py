@@ -26,7 +26,7 @@ ROWS = (
     {"_fleet", "_transport", "_worker", "_forensics", "_metrics", "_share"},
     {"engines"},
     {"loader", "pool", "launch"},
-    {"graph"},
+    {"graph", "adoption"},
     {"dashboard", "testing", "doctor"},
     {"cli"},
     {"__main__"},

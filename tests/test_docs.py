@@ -23,12 +23,18 @@ from holdfast.settings import FaultPolicy
 from holdfast.verdicts import Name, Verdict
 
 ROOT = Path(__file__).parents[1]
-RUNNABLE = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "guide").glob("*.md"))]
+RUNNABLE = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "guide").glob("*.md")),
+    ROOT / "docs" / "start" / "run.md",
+]
 CRASHES = ROOT / "docs" / "crashes"
 DOCUMENTS = [
     *RUNNABLE,
     *(ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"),
     *sorted((ROOT / "docs" / "design").glob("*.md")),
+    *sorted((ROOT / "docs" / "start").glob("*.md")),  # their blocks run in tests/clients
     *sorted(CRASHES.glob("*.md")),
 ]
 FENCE = re.compile(r"^```(\w*)$")

@@ -5,13 +5,17 @@ The public names load late: `import holdfast` imports neither torch nor anything
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # as type checkers read it; `typing` itself would cost every Python under `holdfast run` 8 ms
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "DataLoader": "holdfast.loader.dataloader",
     "FaultPolicy": "holdfast.settings",
+    "Adoption": "holdfast.adoption.installing",
+    "install": "holdfast.adoption.installing",
+    "installed": "holdfast.adoption.installing",
+    "uninstall": "holdfast.adoption.installing",
     "Pool": "holdfast.pool.executor",
     "PoolBrokenError": "holdfast.pool.failing",
     "TaskCrashedError": "holdfast.pool.failing",
@@ -43,6 +47,7 @@ _HOMES = {
 _FOLDERS = ("graph",)  # public names of their own
 
 __all__ = [
+    "Adoption",
     "DataLoader",
     "FaultPolicy",
     "ForkedLoaderError",
@@ -70,17 +75,23 @@ __all__ = [
     "WorkerHungError",
     "WorkerStartError",
     "graph",
+    "install",
+    "installed",
     "share",
     "shared_parts",
     "spawn",
+    "uninstall",
 ]
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from holdfast import graph
     from holdfast._forensics.alerts import Webhook
     from holdfast._share.mappings import SharedDict
     from holdfast._share.sequences import SharedList
     from holdfast._share.sharing import SharedPart, share, shared_parts
+    from holdfast.adoption.installing import Adoption, install, installed, uninstall
     from holdfast.errors import (
         ForkedLoaderError,
         HoldfastError,

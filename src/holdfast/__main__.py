@@ -1,8 +1,27 @@
-"""`python -m holdfast`: the same as the command `holdfast`."""
+"""`python -m holdfast`, and the command `holdfast`.
+
+Reads   the command line.
+Writes  nothing.
+Never   loads the command line's library for `run`: nobody should wait for it before his program starts.
+"""
 
 from __future__ import annotations
 
-from holdfast.cli import main
+import sys
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["run"] and sys.argv[2:3] not in ([], ["-h"], ["--help"]):
+        from holdfast.adoption import launching
+
+        try:
+            launching.run(sys.argv[2:])
+        except launching.UsageError:
+            pass  # said below, as for the other verbs
+    from holdfast.cli import main as other_verbs
+
+    other_verbs(prog_name="holdfast")
+
 
 if __name__ == "__main__":
-    main(prog_name="holdfast")
+    main()

@@ -111,6 +111,8 @@ def crash_message(incident: Incident, *, healthy_slots: int, delivered: int) -> 
         advice.append(f"FaultPolicy(sample_timeout={seconds})   if such a sample is only slow")
     else:
         advice.append('faults="replace"         put another sample in its place, so that batches keep their size')
+    if "HOLDFAST_RUN" in os.environ:  # the loader may be a library's, and out of the reader's reach
+        advice.append("holdfast run --faults skip …   the same, where the program is not to be changed")
     advice += remedies(incident, told=advice)
     rows.append(("next", advice[0]))
     rows += [("", line) for line in advice[1:]]

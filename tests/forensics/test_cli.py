@@ -354,7 +354,7 @@ def test_journal_and_command_need_no_torch(two):
     """A login node has none; neither has who only uses the pool."""
     program = (
         "import sys; sys.modules['torch'] = None; sys.argv = ['holdfast', 'report', '7f3a']\n"
-        "import holdfast.__main__; holdfast.__main__.main(prog_name='holdfast')"
+        "import holdfast.__main__; holdfast.__main__.main()"
     )
     environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
     out = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)

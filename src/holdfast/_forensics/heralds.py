@@ -1,4 +1,4 @@
-"""Tells of incidents: one line in the log, the journal, and whoever listens.
+"""Tells of incidents: one line in the log, the journal, the summary of `holdfast run`, and whoever listens.
 
 Reads   incidents.
 Writes  the log, the journal; calls the user's listeners.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from holdfast._forensics import journal
+from holdfast._forensics import journal, tally
 from holdfast.incident import Incident
 
 log = logging.getLogger("holdfast")
@@ -26,6 +26,7 @@ class Herald:
         why = f" ({incident.verdict.words})" if incident.verdict is not None and incident.exit is not None else ""
         log.log(level, "%s%s", incident, why)
         journal.add(incident)
+        tally.note(incident)
         for place, listener in enumerate(self.listeners):
             try:
                 listener(incident)

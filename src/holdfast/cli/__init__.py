@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-VERBS = ("incidents", "report", "explain", "forget")  # in the order in which one needs them
+VERBS = ("run", "incidents", "report", "explain", "forget")  # in the order in which one needs them
 
 
 class _Verbs(click.Group):
@@ -33,7 +33,7 @@ class _Verbs(click.Group):
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
 @click.version_option(package_name="holdfast", prog_name="holdfast")
 def main(**_: Any) -> None:
-    """What happened to the workers of your jobs, and why.
+    """Run jobs whose workers may die; see what happened to workers, and why.
 
     Every incident of a loader is kept in a journal: by default
     ~/.local/state/holdfast, or $HOLDFAST_HOME.

@@ -33,6 +33,7 @@ from holdfast._fleet.runner import Concluded, Runner
 from holdfast._forensics.ledger import COUNTS, Ledger
 from holdfast.engines.choice import make_engine
 from holdfast.engines.watch import WatchSettings
+from holdfast.loader import epochs
 from holdfast.loader.door import Door, give_up_error, replacement_pool
 from holdfast.loader.jobs import JobSettings
 from holdfast.loader.pacing import Pacing
@@ -60,6 +61,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         self._ledger: Ledger = loader._ledger
         self._policy: FaultPolicy = loader._policy
         self._stream = self._dataset_kind == torch_loader._DatasetKind.Iterable
+        self._calls = epochs.Calls(self._dataset) if self._persistent_workers else None
         context = loader.multiprocessing_context or torch.multiprocessing
         watch = WatchSettings(
             self._policy.sample_timeout, self._policy.hang_floor_s, loader._limits.memory_bytes, loader._budget
@@ -150,7 +152,8 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         self._door.remember(self._machine.breaker.good_batch)
         self._door.begin_epoch(() if self._stream else replacement_pool(loader))
         if not first_iter:
-            self._engine.begin_epoch(self._ledger.epoch, self._shared_seed)
+            calls = self._calls.all() if self._calls is not None else ()
+            self._engine.begin_epoch(self._ledger.epoch, epochs.Note(self._shared_seed, calls))
             self._runner.tell(r.EpochBegan(self._ledger.epoch))
             while not self._engine.epoch_begun and self._runner.given_up is None:
                 self._wait()

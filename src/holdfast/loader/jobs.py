@@ -26,7 +26,7 @@ from holdfast._worker import failures, threads
 from holdfast._worker.loop import Desk, Restored, StreamEnded, TaskFailed
 from holdfast.incident import Decision, Failure, Stage
 from holdfast.limits import NO_LIMITS, Limits
-from holdfast.loader import collating, culprits
+from holdfast.loader import collating, culprits, epochs
 from holdfast.settings import FaultPolicy
 
 
@@ -76,15 +76,17 @@ class LoaderJob:
         random.seed(seed)
         torch.manual_seed(seed)
         _seed_numpy(settings.base_seed, slot)
-        self._seed_pipe(restored.epoch_note if restored.epoch_note is not None else settings.shared_seed)
+        note = restored.epoch_note or epochs.Note(settings.shared_seed)
+        self._seed_pipe(note.shared_seed)
         self._set_worker_info(slot, seed)
         collating.install(desk.arena)
         if settings.worker_init_fn is not None:
             settings.worker_init_fn(slot)
         if restored.dataset is not None:
             self.dataset = wire.load(restored.dataset)
-            self._seed_pipe(restored.epoch_note)
+            self._seed_pipe(note.shared_seed)
             self._set_worker_info(slot, seed)
+        note.repeat_calls(self.dataset)
         self.replay_iterations(restored.iterations)
         if restored.random_at_start is not None:
             desk.randomness.set(restored.random_at_start)
@@ -94,10 +96,14 @@ class LoaderJob:
         if restored.random_now is not None:
             desk.randomness.set(restored.random_now)
 
-    def begin_epoch(self, note: Any) -> bytes:
+    def begin_epoch(self, note: epochs.Note) -> bytes:
         kept = self.keep_dataset()  # before iter(dataset) changes it
-        self._seed_pipe(note)
-        self.open(Restored(random_at_start=self.desk.randomness.read()))
+        self._seed_pipe(note.shared_seed)
+        state = self.desk.randomness.read()
+        if note.calls:
+            note.repeat_calls(self.dataset)
+            self.desk.randomness.set(state)  # a replacement begins with it, too
+        self.open(Restored(random_at_start=state))
         return kept
 
     def replay_iterations(self, count: int) -> None:

@@ -1,0 +1,239 @@
+"""`install()` and `installed()`: loaders of torch's, and of libraries, are supervised without knowing it.
+
+Reads   what loaders deliver under installation and without it.
+Writes  nothing.
+Never   leaves anything installed.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import pickle
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data import dataloader as torch_loader
+
+import epochal
+import holdfast
+import specimens as s
+from adoption import loaders
+from adoption.loaders import BAD, DEADLY, SIZE, Faulty, Sound, indices
+from holdfast.adoption import installing
+from peer import TORCH, differences, run
+
+METHODS = ("fork", "spawn", "forkserver")
+LEFT = [i for i in range(SIZE) if i not in (DEADLY, BAD)]
+STOCK = {
+    (owner, name): vars(owner)[name]
+    for owner, name in (
+        (torch_loader._MultiProcessingDataLoaderIter, "__init__"),
+        (torch_loader._SingleProcessDataLoaderIter, "__init__"),
+        (loaders.Foreign, "_get_iterator"),
+        (loaders.Replacing, "_get_iterator"),
+    )
+}
+
+
+@pytest.fixture(autouse=True)
+def _all_is_restored() -> Iterator[None]:
+    installing._told.clear()
+    yield
+    assert installing._adoptions == []
+    assert {key: vars(key[0])[key[1]] for key in STOCK} == STOCK
+    assert "__init_subclass__" not in vars(DataLoader)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stock_loader_survives_when_installed(method):
+    """A sample that kills and one that raises cost themselves and nothing else."""
+    loader = DataLoader(Faulty(), batch_size=4, num_workers=2, multiprocessing_context=method)
+    with holdfast.installed("skip") as adoption:
+        delivered = indices(loader)
+
+    assert delivered == LEFT
+    assert {index for incident in adoption.incidents for index in incident.indices} == {DEADLY, BAD}
+    assert type(loader) is DataLoader
+
+
+@pytest.mark.parametrize("kind", [loaders.Adding, loaders.Endless])
+def test_a_librarys_loader_survives_when_it_asks_torch_for_its_iterator(kind):
+    """Whatever subclass it is, and whenever it makes its iterator."""
+    with holdfast.installed("skip"):
+        assert indices(kind(Faulty(), batch_size=4, num_workers=2)) == LEFT
+
+
+def test_exceptions_are_dealt_with_when_there_are_no_workers():
+    """The policy counts in the trainer's own process, too."""
+    with holdfast.installed("skip"):
+        assert indices(DataLoader(Faulty(), batch_size=4)) == [i for i in range(SIZE) if i != BAD]
+
+
+GRID = {
+    "shuffled": (lambda: {"dataset": s.Noisy(), "batch_size": 3, "shuffle": True}, {"num_workers": 2}),
+    "no workers": (lambda: {"dataset": s.Noisy(), "batch_size": 3, "shuffle": True}, {"num_workers": 0}),
+    "generator": (
+        lambda: {"dataset": s.Noisy(), "batch_size": 3, "shuffle": True, "generator": s.generator()},
+        {"num_workers": 2, "prefetch_factor": 3},
+    ),
+    "stream": (lambda: {"dataset": s.Stream(9, 4, 13), "batch_size": 3, "drop_last": True}, {"num_workers": 3}),
+    "persistent": (
+        lambda: {"dataset": s.Noisy(), "batch_size": 3, "shuffle": True},
+        {"num_workers": 2, "persistent_workers": True},
+    ),
+    "out of order": (lambda: {"dataset": s.Noisy(), "batch_size": 4}, {"num_workers": 1, "in_order": False}),
+}
+
+
+@pytest.mark.parametrize(("arguments", "more"), GRID.values(), ids=GRID)
+def test_batches_and_draws_are_torchs_when_nothing_fails(arguments, more):
+    """With the same seed: the same batches, warnings, and random state of the trainer, over epochs."""
+    theirs = run(TORCH, arguments, epochs=2, **more)
+    with holdfast.installed(faults="replace"):
+        ours = run(TORCH, arguments, epochs=2, **more)
+
+    assert differences(ours, theirs) == []
+    iterator = ours.loader._iterator
+    if iterator is not None:
+        assert isinstance(iterator, torch_loader._MultiProcessingDataLoaderIter)
+        assert type(iterator) is not torch_loader._MultiProcessingDataLoaderIter
+        iterator._shutdown_workers()
+
+
+def test_a_loader_stays_what_it_was_when_it_was_supervised():
+    """Libraries copy, pickle and take loaders apart: they find nothing of ours in them."""
+    loader = DataLoader(Sound(), batch_size=4, num_workers=1)
+    before = dict(vars(loader))
+    with holdfast.installed():
+        copy = pickle.loads(pickle.dumps(loader))
+        assert indices(loader) == indices(copy) == list(range(SIZE))
+    gone = weakref.ref(copy)
+    del copy
+    gc.collect()
+
+    assert vars(loader) == before
+    assert gone() is None
+
+
+def test_changes_count_when_a_library_makes_them_after_creation():
+    """Lightning and Accelerate exchange samplers in loaders that there are."""
+    loader = DataLoader(Sound(), batch_size=4, num_workers=1)
+    with holdfast.installed():
+        indices(loader)
+        object.__setattr__(loader, "batch_sampler", [[3, 1], [2]])
+        loader.collate_fn = torch.stack
+        loader.num_workers = 2
+
+        assert indices(loader) == [3, 1, 2]
+
+
+@pytest.mark.parametrize("kind", [DataLoader, loaders.Keeping])
+def test_a_persistent_loader_begins_anew_when_its_workers_had_given_up(kind, tmp_path):
+    """An epoch that ended with an error is not the loader's end, whoever holds its iterator."""
+    dataset = epochal.Epochal(SIZE, s.Kills(tmp_path, {(0, 5): {1}}))
+    loader = kind(dataset, batch_size=4, num_workers=2, persistent_workers=True)
+    with holdfast.installed(holdfast.FaultPolicy(max_restarts=0)):
+        with pytest.raises(holdfast.TooManyFaultsError):
+            list(loader)
+
+        for _ in range(2):
+            assert [int(i) for _, batch in loader for i in batch] == list(range(SIZE))
+    loader._iterator._shutdown_workers()
+
+
+def test_a_loader_of_ours_keeps_its_options_when_others_are_installed():
+    """What the program says itself counts."""
+    loader = holdfast.DataLoader(Faulty(), batch_size=4, num_workers=1, faults="skip")
+    with holdfast.installed("raise"):
+        assert indices(loader) == LEFT
+    inline = holdfast.DataLoader(Faulty(), batch_size=4)
+    with holdfast.installed("skip"), pytest.raises(ValueError, match="sample 9 is bad"):
+        indices(inline)
+
+
+def test_incidents_of_every_loader_are_known_when_several_are_at_work():
+    """Also those of one that had none before another began; a loader that is gone and had none leaves nothing."""
+    with holdfast.installed("skip") as adoption:
+        first = DataLoader(Faulty(), batch_size=4, num_workers=1)
+        begun = iter(first)
+        assert indices(next(begun)) == [0, 1, 2, 3]
+        for _ in range(3):
+            assert indices(DataLoader(Sound(), batch_size=4, num_workers=1)) == list(range(SIZE))
+        rest = indices(begun)
+
+    assert rest == LEFT[4:]
+    assert [i.indices for i in adoption.incidents if i.action == "left out"] == [(DEADLY,), (BAD,)]
+    assert len(adoption._ledgers) == 2
+
+
+def test_it_is_said_once_when_a_class_makes_its_own_iterator(caplog):
+    """Those are left alone, and work as ever."""
+    caplog.set_level(logging.WARNING, "holdfast")
+    with holdfast.installed("skip"):
+
+        class Late(DataLoader):
+            def _get_iterator(self):
+                return iter([torch.arange(SIZE)])
+
+        for kind in (loaders.Replacing, loaders.Foreign, Late, loaders.Replacing):
+            assert indices(kind(Sound(), batch_size=4, num_workers=1)) == list(range(SIZE))
+
+    assert [record.getMessage().partition(": ")[0] for record in caplog.records] == [
+        "Replacing makes its iterator, OwnIterator, by itself",
+        "Foreign makes its iterator, list_iterator, by itself",
+        "Late makes its iterator, list_iterator, by itself",
+    ]
+
+
+def test_a_context_is_left_alone_when_its_workers_are_no_processes():
+    """tests/clients has the loader of MONAI's that this is for."""
+    contexts = (None, torch.multiprocessing, multiprocessing, multiprocessing.get_context("spawn"))
+
+    assert all(map(installing._starts_processes, contexts))
+    assert not installing._starts_processes(loaders.ThreadContext())
+
+
+def test_the_inner_one_counts_when_installations_are_nested(monkeypatch):
+    """A block's options hold for the block; the variables fill in what nobody said; HOLDFAST=0 is stronger than all."""
+    monkeypatch.setenv("HOLDFAST_FAULTS", "skip")
+    monkeypatch.setenv("HOLDFAST_MEMORY_LIMIT", "2GiB")
+    outer = holdfast.install()
+    try:
+        assert outer.options["memory_limit"] == "2GiB"
+        assert indices(DataLoader(Faulty(), batch_size=4, num_workers=1)) == LEFT
+        inline = DataLoader(Faulty(), batch_size=4)
+        for _ in range(2):  # the same loader, now with these options, now with those
+            with holdfast.installed("raise"), pytest.raises(ValueError, match="sample 9 is bad"):
+                indices(inline)
+            assert indices(inline) == [i for i in range(SIZE) if i != BAD]
+    finally:
+        holdfast.uninstall()
+    monkeypatch.setenv("HOLDFAST", "0")
+    with holdfast.installed("skip"), pytest.raises(ValueError, match="sample 9 is bad"):
+        indices(DataLoader(Faulty(), batch_size=4))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"faults": "ignore"}, 'faults must be "raise", "skip", "replace" or a callable'),
+        ({"retries": 3}, "takes no option 'retries'; it takes describe"),
+        ({"memory_limit": "much"}, "memory_limit must be a size"),
+    ],
+)
+def test_a_wrong_option_is_an_error_when_it_is_installed(wrong, said):
+    """Not hours later, at the first loader."""
+    with pytest.raises((ValueError, TypeError), match=said):
+        holdfast.install(**wrong)
+
+
+def test_workers_of_an_adopted_loader_may_be_started_by_any_context():
+    """A context object, as well as its name."""
+    context = multiprocessing.get_context("forkserver")
+    with holdfast.installed("skip"):
+        assert indices(DataLoader(Faulty(), batch_size=4, num_workers=1, multiprocessing_context=context)) == LEFT
