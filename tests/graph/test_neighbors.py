@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph.oracle import ONE, Expected, PlainGraph, assert_same, by, cases
+from holdfast.graph.sampled import Sampled
 from holdfast.graph.sampling import compiled
 from holdfast.graph.sampling.neighbors import NeighborSampler
 
@@ -95,6 +97,24 @@ def test_batches_differ_and_come_again():
 
     assert ids(1, 2) == ids(1, 2, pickle.loads(pickle.dumps(sampler)))
     assert len({tuple(ids(seed, batch)) for seed in range(5) for batch in range(5)}) == 25
+
+
+def test_threads_sample_beside_each_other():
+    """C lets go of the GIL, and no thread numbers nodes in another's table."""
+    generator = np.random.default_rng(2)
+    graph = PlainGraph({"": 2_000}).add(
+        ONE, generator.integers(2_000, size=20_000), generator.integers(2_000, size=20_000)
+    )
+    sampler = NeighborSampler([5, 5, 5])
+
+    def sample(batch: int) -> Sampled:
+        return sampler.sample(graph, np.arange(batch, batch + 100), seed=0, batch=batch)
+
+    with ThreadPoolExecutor(4) as threads:
+        beside = list(threads.map(sample, range(60)))
+
+    for batch, sampled in enumerate(beside):
+        assert_same(sampled, sample(batch))
 
 
 def test_seeds_come_as_pairs_or_dicts_when_there_are_kinds():

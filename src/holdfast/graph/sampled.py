@@ -24,7 +24,8 @@ class SampledEdges:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A neighbourhood. Nodes of a kind: the seeds first, as they were given, then as the hops met them.
+    """A neighbourhood. Nodes of a kind: the seeds first, as they were given, then as the hops met them. A seed that was
+    given twice stands there twice, each with edges into it; edges from it come from the first.
 
     A graph of one kind of node and edge has the keys `""` and `("", "", "")`.
     """
