@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import random
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -213,6 +216,15 @@ def test_a_sampler_that_names_no_node_of_the_graph_is_told(graph):
     """Nothing beyond the features is read."""
     with pytest.raises(IndexError, match="240"):
         next(iter(NeighborLoader(graph, Beyond(), [1])))
+
+
+def test_the_guide_has_every_option_with_its_default():
+    """Its table says what the class says."""
+    guide = (Path(__file__).parents[2] / "docs" / "guide" / "graphs.md").read_text(encoding="utf-8")
+    told = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \|", guide, re.M))
+    options = inspect.signature(NeighborLoader.__init__).parameters.values()
+
+    assert told == {o.name: repr(o.default).replace("'", '"') for o in options if o.default is not o.empty}
 
 
 def test_a_loader_is_a_loader_of_torch(graph):
