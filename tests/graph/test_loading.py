@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import random
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,6 +105,45 @@ def test_features_are_gathered_into_the_cell_that_the_batch_travels_in(graph):
     assert arena._large_used - taken < 100_000
     assert packed.cells
     arena.forget()
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", "u2", "f2", "u4", "i8", "f8", "c8", ">f4"])
+def test_features_of_any_type_arrive_as_they_are(dtype):
+    """Also those that torch has hardly any use for, and those of another byte order."""
+    values = (np.arange(600).reshape(200, 3) % 100).astype(dtype)
+    graph = SharedGraph.from_edge_index([[0], [1]], 200, node_features={"x": values})
+    loader = NeighborLoader(
+        graph, NeighborSampler([1]), batch_size=200, num_workers=1, multiprocessing_context=METHODS[0]
+    )
+    (batch,) = loader
+
+    assert batch["x"].numpy().tolist() == values[batch.node_ids].tolist()
+    assert batch["x"].numpy().dtype == np.dtype(dtype).newbyteorder("=")
+
+
+class Refusing(Hops):
+    def sample(self, graph: Any, seeds: Any, *, seed: int, batch: int) -> Sampled:
+        if 7 in seeds:
+            raise ValueError("not this one")
+        return super().sample(graph, seeds, seed=seed, batch=batch)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_another_seed_takes_the_place_of_a_bad_one(graph, num_workers):
+    """Under «replace» batches keep their size; under «raise» the error is the sampler's own."""
+    options: dict[str, Any] = {"batch_size": 10, "num_workers": num_workers}
+    if num_workers:
+        options["multiprocessing_context"] = METHODS[0]
+    loader = NeighborLoader(graph, Refusing(), np.arange(40), faults="replace", **options)
+    seeds = [batch.seeds.tolist() for batch in loader]
+
+    assert [len(found) for found in seeds] == [10, 10, 10, 10]
+    assert seeds[0][:7] + seeds[0][8:] == [0, 1, 2, 3, 4, 5, 6, 8, 9]
+    assert seeds[0][7] in range(10, 40)
+    assert seeds[1:] == np.arange(10, 40).reshape(3, 10).tolist()
+    assert set(loader.quarantine) == {7}
+    with pytest.raises(ValueError, match="not this one"):
+        list(NeighborLoader(graph, Refusing(), np.arange(40), **options))
 
 
 def test_seeds_are_given_as_pyg_takes_them(graph, several):
@@ -213,6 +255,15 @@ def test_a_sampler_that_names_no_node_of_the_graph_is_told(graph):
     """Nothing beyond the features is read."""
     with pytest.raises(IndexError, match="240"):
         next(iter(NeighborLoader(graph, Beyond(), [1])))
+
+
+def test_the_guide_has_every_option_with_its_default():
+    """Its table says what the class says."""
+    guide = (Path(__file__).parents[2] / "docs" / "guide" / "graphs.md").read_text(encoding="utf-8")
+    told = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \|", guide, re.M))
+    options = inspect.signature(NeighborLoader.__init__).parameters.values()
+
+    assert told == {o.name: repr(o.default).replace("'", '"') for o in options if o.default is not o.empty}
 
 
 def test_a_loader_is_a_loader_of_torch(graph):
