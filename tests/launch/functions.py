@@ -33,6 +33,20 @@ def fire_at(rank: int, place: int, fault: str) -> None:
     sleep_for_ever()
 
 
+def fall_silent(rank: int, folder: str) -> None:
+    """Rank 1 says nothing more, and is killed when it is told to; rank 0 complains of that."""
+    pipe = f"{folder}/pipe"
+    if rank == 0:
+        with open(pipe, "rb") as peer:
+            peer.read()
+        raise ConnectionError("closed by peer")
+    with open(pipe, "wb"):
+        os.close(1)
+        os.close(2)
+        wait_until(Path(folder, "go").exists, 60.0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def fire_each(rank: int, faults: tuple[str, ...]) -> None:
     Plant(faults[rank])()
 

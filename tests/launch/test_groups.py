@@ -11,18 +11,23 @@ import json
 import logging
 import multiprocessing
 import os
+import select
 import signal
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 import holdfast
 from holdfast._forensics import journal, report
 from holdfast.incident import Exit, Failure
-from holdfast.launch import story
+from holdfast.launch import group, story
 from holdfast.launch.story import Fall, Other
 from holdfast.verdicts import Name
 from launch import functions
+from transport.watching import wait_until
 
 METHODS = ("fork", "spawn", "forkserver")
 
@@ -80,6 +85,33 @@ def test_who_waits_for_others_is_not_to_blame_when_all_hang():
         sleeping,
         waiting,
     ]
+
+
+class Drowsy:
+    """A launcher that is woken, and does nothing until both ranks have ended, as on a busy machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._poll = select.poll()
+        self.register = self._poll.register
+
+    def poll(self, timeout_ms: float) -> list[tuple[int, int]]:
+        ready = self._poll.poll(timeout_ms)
+        if ready and not (self._folder / "go").exists():
+            (self._folder / "go").touch()
+            assert wait_until(lambda: [p.status() for p in psutil.Process().children()].count("zombie") == 2, 60.0)
+        return ready
+
+
+def test_who_complains_is_not_the_first_when_the_launcher_was_not_looking(tmp_path, monkeypatch):
+    """Between waking and asking for the time, one rank was killed and another had time to say so."""
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr(group, "select", SimpleNamespace(poll=lambda: Drowsy(tmp_path), POLLIN=select.POLLIN))
+
+    with pytest.raises(holdfast.RankExitedError) as caught:
+        holdfast.spawn(functions.fall_silent, (str(tmp_path),), 2, start_method="fork")
+
+    assert (caught.value.error_index, caught.value.signal_name) == (1, "SIGKILL")
 
 
 def test_nobody_is_blamed_for_others_when_all_fail_alike():

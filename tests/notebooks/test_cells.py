@@ -167,3 +167,20 @@ def test_a_loop_that_computes_lets_go_of_its_workers_too(kernel):
     assert error_of(outputs) == "KeyboardInterrupt"
     assert wait_until(lambda: kernel.descendants() == [], DEADLINE_S), kernel.descendants()
     assert printed(kernel.run("print(len([batch for batch in loader]))")) == "5000\n"
+
+
+def test_a_pool_of_an_earlier_cell_can_be_used_after_an_interrupt(kernel):
+    """It has no `with`, and stays; what the interrupted cell wanted and nobody has begun is dropped."""
+    kernel.run("def slow(number):\n    time.sleep(0.2)\n    return number\npool = Pool(2)")
+    interrupted: list[str] = []
+
+    def stop(text: str) -> None:
+        if text and not interrupted:
+            interrupted.append(text)
+            kernel.interrupt()
+
+    outputs = kernel.run("for number in pool.map(slow, range(10_000)):\n    print(number, flush=True)", stop)
+
+    assert error_of(outputs) == "KeyboardInterrupt"
+    assert printed(kernel.run("print(pool.submit(abs, -3).result())\npool.shutdown()")) == "3\n"
+    assert wait_until(lambda: kernel.descendants() == [], DEADLINE_S), kernel.descendants()

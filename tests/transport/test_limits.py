@@ -43,6 +43,14 @@ def test_batches_of_a_megabyte_travel_when_dev_shm_has_64_kib():
 
 
 @pytest.mark.usefixtures("_little_room")
+def test_results_of_a_megabyte_travel_when_dev_shm_has_64_kib():
+    """Those of a pool, and what it shares with its workers."""
+    done = run_program("little_room.py", "pool", before=LITTLE_ROOM)
+
+    assert (done.returncode, done.stdout) == (0, "12 results\n12 results\n"), done.stderr
+
+
+@pytest.mark.usefixtures("_little_room")
 def test_torchs_own_loader_dies_of_a_bus_error_when_dev_shm_has_64_kib():
     """So the test above tests something."""
     done = run_program("little_room.py", "stock", before=LITTLE_ROOM)

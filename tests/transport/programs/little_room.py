@@ -1,7 +1,8 @@
-"""Loads batches of a megabyte in several ways, with the loader that is named: `stock` or `holdfast`."""
+"""Loads batches of a megabyte in several ways, with the loader that is named: `stock` or `holdfast`; or `pool`."""
 
 import sys
 
+import numpy as np
 import torch
 
 import holdfast
@@ -9,7 +10,26 @@ from transport import shelf
 
 KINDS = {"stock": torch.utils.data.DataLoader, "holdfast": holdfast.DataLoader}
 
-if __name__ == "__main__":
+
+def megabyte(number: int) -> np.ndarray:
+    return np.full(262_144, number, np.float32)
+
+
+def use_pool() -> None:
+    """Results that are all kept, and an argument that all share."""
+    common = holdfast.share(megabyte(1))
+    for method in ("fork", "spawn"):
+        with holdfast.Pool(2, method) as pool:
+            kept = list(pool.map(megabyte, range(12)))
+            sums = list(pool.map(np.sum, [common, megabyte(2)]))
+        assert [int(each[0]) for each in kept] == list(range(12))
+        assert sums == [262_144, 524_288]
+        print(f"{len(kept)} results")
+
+
+if __name__ == "__main__" and sys.argv[1] == "pool":
+    use_pool()
+elif __name__ == "__main__":
     loader_class = KINDS[sys.argv[1]]
     plain = torch.ones(65_536)
     done = 0
