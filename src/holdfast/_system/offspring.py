@@ -17,6 +17,14 @@ from holdfast._system.descriptors import children_of
 _MOST = 1000
 
 
+def _is_marked(pid: str, mark: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return mark.encode() in file.read().split(b"\0")
+    except OSError:  # gone, or somebody else's
+        return False
+
+
 class Offspring:
     def __init__(self) -> None:
         self._handles: dict[int, int] = {}  # by pid
@@ -37,6 +45,18 @@ class Offspring:
                         self._handles[child] = handle
                     else:
                         os.close(handle)
+
+    def find(self, mark: str) -> None:
+        """Look for what has this in its environment: of a process that has gone, nobody else knows whose they are."""
+        for name in os.listdir("/proc"):
+            if not name.isdigit() or int(name) == os.getpid() or not _is_marked(name, mark):
+                continue
+            with contextlib.suppress(OSError):
+                handle = os.pidfd_open(int(name))
+                if int(name) not in self._handles and _is_marked(name, mark):  # the pid is still the one that was seen
+                    self._handles[int(name)] = handle
+                else:
+                    os.close(handle)
 
     def end(self) -> None:
         for handle in self._handles.values():
