@@ -15,6 +15,7 @@ from holdfast._system import ownership, processes
 from holdfast._system.descriptors import children_of
 
 _MOST = 1000
+_MOST_LOOKS = 10
 
 
 def _is_marked(pid: str, mark: str) -> bool:
@@ -46,8 +47,15 @@ class Offspring:
                     else:
                         os.close(handle)
 
-    def find(self, mark: str) -> None:
-        """Look for what has this in its environment: of a process that has gone, nobody else knows whose they are."""
+    def end_marked(self, mark: str) -> None:
+        """End what has this in its environment: of a process that has gone, nothing else tells whose they are."""
+        for _ in range(_MOST_LOOKS):  # one that is being ended may have forked meanwhile
+            self._find(mark)
+            if not self._handles:
+                return
+            self.end()
+
+    def _find(self, mark: str) -> None:
         for name in os.listdir("/proc"):
             if not name.isdigit() or int(name) == os.getpid() or not _is_marked(name, mark):
                 continue

@@ -200,8 +200,7 @@ class Rank:
             self._around = oom.surroundings(self.pid, killed=killed, sender=by_signal)
         self.lifeline.cut()
         if status != 0:  # daemons of a rank that ended well may be meant to stay
-            self._offspring.find(f"{_MARK}={self._mark}")
-            self._offspring.end()
+            self._offspring.end_marked(f"{_MARK}={self._mark}")
         self.exit = self._reaped()
         self.has_rung()
         self._reported = self._reported or inside.read_report(self._report)
