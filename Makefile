@@ -53,6 +53,8 @@ portable: setup  ## the same faults and batches on the portable system layer, as
 		tests/share/test_processes.py::test_a_name_goes_with_the_data_on_the_portable_layer \
 		tests/graph/test_faults.py tests/graph/test_shared.py tests/graph/test_loading.py \
 		$(PYTEST_ARGS) $(MAY_BE_EMPTY)
+	$(if $(PYTEST_ARGS),,HOLDFAST_SYSTEM=portable $(BIN)/python -m pytest -n 2 tests/pool/test_pool.py \
+		-k "not fork and not 1-spawn and not 7-spawn and not as_many")
 
 wheel: setup  ## build the wheel and run an epoch with it, away from src
 	.ci/check-wheel $(BIN)/python

@@ -171,6 +171,15 @@ def be_hostile(rank: int, folder: str) -> None:
     sleep_for_ever()
 
 
+def die_with_daemon(rank: int, folder: str) -> None:
+    """Leaves a process behind that left its session, and one that is its child."""
+    if rank == 1:
+        child = subprocess.Popen([*SLEEP[:-1], "import os, time; os.fork(); time.sleep(600)"], start_new_session=True)
+        note(folder, rank, [os.getpid(), child.pid])
+        os.kill(os.getpid(), signal.SIGKILL)
+    sleep_for_ever()
+
+
 def have_child(rank: int, folder: str) -> None:
     """With a child in its group: what the kernel ends together with it."""
     signal.signal(signal.SIGIO, signal.SIG_IGN)  # what a pipe's end would mean to it otherwise

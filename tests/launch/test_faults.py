@@ -7,9 +7,11 @@ Never   torch in a rank: its import is not what is tested.
 
 from __future__ import annotations
 
+import json
 import pickle
 import signal
 
+import psutil
 import pytest
 
 import holdfast
@@ -17,6 +19,7 @@ from faults.table import FAULTS, TORN
 from holdfast import IncidentKind
 from holdfast.verdicts import Name
 from launch import functions
+from transport.watching import wait_until
 
 VERDICTS = {
     "exception": Name.EXCEPTION,
@@ -36,8 +39,11 @@ VERDICTS = {
     "stack-overflow": Name.STACK_OVERFLOW,
 }
 IN_FRESH_INTERPRETERS = ("unpicklable-exception", "sys-exit", "sigkill", "sigsegv")
-CASES = [(fault, "fork") for fault in VERDICTS] + [
-    (fault, method) for method in ("spawn", "forkserver") for fault in IN_FRESH_INTERPRETERS
+# Each in a fresh interpreter, too; some under both methods.
+CASES = [(fault, "fork") for fault in VERDICTS]
+CASES += [(fault, method) for method in ("spawn", "forkserver") for fault in IN_FRESH_INTERPRETERS]
+CASES += [
+    (fault, ("spawn", "forkserver")[at % 2]) for at, fault in enumerate(VERDICTS) if fault not in IN_FRESH_INTERPRETERS
 ]
 
 
@@ -125,6 +131,24 @@ def test_a_rank_fails_when_somebody_interrupts_it_alone():
         holdfast.spawn(functions.interrupt_self, start_method="fork")
 
     assert caught.value.exit_code == 130
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_nothing_is_left_of_a_rank_that_killed_itself(method, tmp_path):
+    """Not even what left its process group and session: the leak check looks for it, too."""
+    with pytest.raises(holdfast.RankExitedError):
+        holdfast.spawn(functions.die_with_daemon, (str(tmp_path),), 2, start_method=method)
+
+    _, daemon = json.loads((tmp_path / "pids-1").read_text())
+    assert wait_until(lambda: _has_ended(daemon), 60)
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest.mark.faults

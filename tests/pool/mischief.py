@@ -75,6 +75,14 @@ def fork_and_die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def leave_a_fork_and_die() -> None:
+    """Which holds every descriptor that this process had."""
+    if os.fork() == 0:
+        while True:
+            time.sleep(3600)  # this is what is left
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def return_in_a_fork() -> str:
     """A fork that forgets to exit comes back out of the task, too."""
     return "parent" if os.fork() else "child"
@@ -121,6 +129,7 @@ OWN: dict[str, Callable[[], Any]] = {
     "closed-descriptors": close_all_descriptors,
     "closed-and-returned": close_all_and_return,
     "children": fork_and_die,
+    "left-fork": leave_a_fork_and_die,
     "forked-return": return_in_a_fork,
     "dies-when-pickled": DiesWhenPickled,
     "dies-while-sent": die_while_sent,

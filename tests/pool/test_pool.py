@@ -25,7 +25,7 @@ import pytest
 import holdfast
 from holdfast import FaultPolicy, IncidentKind, Pool, TaskCrashedError, TaskTimeoutError
 from holdfast.pool.failing import UnpicklableResultError, UnreadableResultError
-from pool import deeds
+from pool import deeds, mischief
 from transport.watching import wait_until
 
 pytestmark = pytest.mark.faults
@@ -95,6 +95,16 @@ def test_a_task_that_hangs_is_ended_in_time_and_others_go_on(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("way", ["closed-descriptors", "left-fork"])
+def test_a_death_is_seen_whatever_became_of_its_descriptors(method, way):
+    """Closed while the task goes on, or held by a child of its when it has ended; without a `task_timeout`."""
+    with Pool(2, method, retries=0) as pool:
+        bad = pool.submit(mischief.do, way)
+        assert list(pool.map(deeds.square, range(50))) == [n * n for n in range(50)]
+        assert isinstance(bad.exception(DEADLINE_S), TaskCrashedError)
+
+
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("chunk", [1, 7, "auto"])
 def test_map_keeps_order_and_leaves_out_only_the_failed(method, chunk):
     """In chunks, too: who was in company with a killer is not taken along."""
@@ -148,8 +158,7 @@ def test_map_takes_several_iterables_and_starmap_rows():
         assert list(pool.starmap(deeds.add, [(1, 2), (3,)])) == [3, 4]
         assert pool.submit(deeds.add, 1, two=5).result(DEADLINE_S) == 6
         with pytest.raises(FutureTimeoutError):
-            list(pool.map(time.sleep, [30], timeout=0.05))
-        os.kill(pool.pids[0], 9)  # nobody need wait for that one
+            list(pool.map(time.sleep, [0.5], timeout=0.05))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -15,6 +15,15 @@ from holdfast._system import ownership, processes
 from holdfast._system.descriptors import children_of
 
 _MOST = 1000
+_MOST_LOOKS = 10
+
+
+def _is_marked(pid: str, mark: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return mark.encode() in file.read().split(b"\0")
+    except OSError:  # gone, or somebody else's
+        return False
 
 
 class Offspring:
@@ -37,6 +46,25 @@ class Offspring:
                         self._handles[child] = handle
                     else:
                         os.close(handle)
+
+    def end_marked(self, mark: str) -> None:
+        """End what has this in its environment: of a process that has gone, nothing else tells whose they are."""
+        for _ in range(_MOST_LOOKS):  # one that is being ended may have forked meanwhile
+            self._find(mark)
+            if not self._handles:
+                return
+            self.end()
+
+    def _find(self, mark: str) -> None:
+        for name in os.listdir("/proc"):
+            if not name.isdigit() or int(name) == os.getpid() or not _is_marked(name, mark):
+                continue
+            with contextlib.suppress(OSError):
+                handle = os.pidfd_open(int(name))
+                if int(name) not in self._handles and _is_marked(name, mark):  # the pid is still the one that was seen
+                    self._handles[int(name)] = handle
+                else:
+                    os.close(handle)
 
     def end(self) -> None:
         for handle in self._handles.values():

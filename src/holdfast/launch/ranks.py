@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import secrets
 import signal
 import threading
 import time
@@ -35,6 +36,7 @@ from holdfast.launch.inside import Handed, Orders
 from holdfast.launch.output import Pump, Voice
 
 NAME = "holdfast-rank-"
+_MARK = "HOLDFAST_RANK"  # in the environment of a rank, and so of what it starts
 _STATUS_S = 10.0  # under forkserver the status comes from the server, a moment after the end
 
 
@@ -70,6 +72,7 @@ class Rank:
         self.handle = self.bell = self._stacks = self._report = -1
         self.lifeline = Lifeline()
         self._offspring = Offspring()
+        self._mark = secrets.token_hex(8)
         self._voices: list[Voice] = []
         self.process: BaseProcess = plan.context.Process()  # type: ignore[attr-defined]  # until it is started
         self.box: BlackBox
@@ -101,7 +104,8 @@ class Rank:
                 for voice in self._voices:
                     handed.add(voice.stream, voice.end())
             here = plan.context.get_start_method() != "forkserver" and _in_main_thread()
-            orders = Orders(self.index, os.getpid(), dict(environment), plan.memory_bytes, dies_with_parent=here)
+            told = {**environment, _MARK: self._mark}
+            orders = Orders(self.index, os.getpid(), told, plan.memory_bytes, dies_with_parent=here)
             self.process = plan.context.Process(  # type: ignore[attr-defined]
                 target=inside.main,
                 args=(handed, plan.call, orders),
@@ -195,6 +199,8 @@ class Rank:
             killed = status == -signal.SIGKILL and not self.asked_to_end
             self._around = oom.surroundings(self.pid, killed=killed, sender=by_signal)
         self.lifeline.cut()
+        if status != 0:  # daemons of a rank that ended well may be meant to stay
+            self._offspring.end_marked(f"{_MARK}={self._mark}")
         self.exit = self._reaped()
         self.has_rung()
         self._reported = self._reported or inside.read_report(self._report)

@@ -42,6 +42,7 @@ from holdfast.evidence import Evidence
 from holdfast.incident import Stage
 
 _LEAVE_GRACE_S = 1.0
+_ENDING_S = 1.0  # from a closed sentinel to a process that has ended
 _CONGESTED_S = 0.01
 
 _open_engines: weakref.WeakSet[PortableEngine] = weakref.WeakSet()
@@ -84,6 +85,7 @@ class PortableEngine(Exchange):
         self._reserve: list[Process] = []
         self._bells: list[int] = []  # descriptors that wake us
         self._slowest_s = 0.0
+        self._look_at = 0.0
         self._owner = os.getpid()
         self.closed = False
         ownership.own(self)
@@ -167,25 +169,56 @@ class PortableEngine(Exchange):
     def take_events(self, ready: Any) -> Sequence[News]:
         """What has happened."""
         news, self._pending = self._pending, []
+        look = not ready or time.monotonic() >= self._look_at  # also while others are busy all the time
         for worker in list(self._workers):
             if worker is None:
                 continue
-            process = self._processes[worker.slot].process
+            held = self._processes[worker.slot]
+            process = held.process
             if worker.channel.congested:
                 worker.channel.flush()
             if worker.channel in ready and not worker.channel.closed:
                 self._receive(worker, news)
                 if worker.channel.torn:
-                    self._processes[worker.slot].end()
-            if process.sentinel in ready:
-                process.join(1.0)
+                    held.end()
+            # Children of its own may keep its sentinel open: then it is asked for now and then.
+            if process.sentinel in ready or (look and process.exitcode is not None):
+                worker.asked_to_end |= not self._has_ended(held)
+                processes.kill_group(process.pid)
                 code = process.exitcode
                 worker.status = 0 if code is None else (-code if code < 0 else code << 8)
                 self._bury_one(worker, news)
-        if not ready:
+            elif look and worker.channel.closed:
+                self._end_if_deaf(worker, held)
+        if look:
             self._look_after_all(news)
             self._fill_reserve()
+            self._look_at = time.monotonic() + self._watch.interval_s
         return news
+
+    def _end_if_deaf(self, worker: Worker, held: Process) -> None:
+        """A worker that closed its socket, and goes on: nothing will ever come of it."""
+        now = time.monotonic()
+        worker.hung_up_at = worker.hung_up_at or now
+        if now - worker.hung_up_at > _ENDING_S:
+            worker.asked_to_end = True
+            held.end()
+
+    def _has_ended(self, held: Process) -> bool:
+        """Whether a worker whose sentinel is ready has ended by itself; where it has not, it is ended now.
+
+        The sentinel is a descriptor of the worker's: user code may have closed it, and go on. To wait then, even with
+        a timeout, would be to wait for ever.
+        """
+        give_up_at = time.monotonic() + _ENDING_S
+        while held.process.exitcode is None:
+            held.process.join(0)
+            if time.monotonic() > give_up_at:
+                held.end()
+                held.process.join()
+                return False
+            time.sleep(0.001)
+        return True
 
     def _mind_congestion(self, worker: Worker) -> None:
         """`wait_ready` looks at every channel."""
