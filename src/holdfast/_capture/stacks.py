@@ -20,6 +20,7 @@ SIZE = 0  # the file grows as it is written
 _MOST_BYTES = 1 << 20
 _MOST_FRAMES = 100
 _ANSWER_S = 0.3
+_STARVED_S = 2.0  # for one that has not got a processor yet to read what it was asked
 _HEADER = re.compile(r"^(?=(?:Current thread|Thread) 0x)", re.MULTILINE)
 # Fatal as well, but not among those that faulthandler.enable() minds.
 _MORE_SIGNALS = (signal.SIGTRAP, signal.SIGSYS)
@@ -60,15 +61,29 @@ def take(pid: int, fd: int) -> str:
     """Have a worker write its stacks, and return them; "" when it does not answer in time."""
     before = os.fstat(fd).st_size
     ask(pid)
-    deadline = time.monotonic() + _ANSWER_S
+    asked = time.monotonic()
     last = -1
-    while time.monotonic() < deadline:
+    while (waited := time.monotonic() - asked) < _STARVED_S:
         size = os.fstat(fd).st_size
+        if waited >= _ANSWER_S and size == before and not _is_starved(pid):
+            break
         if size > before and size == last:
             return os.pread(fd, min(size - before, _MOST_BYTES), before).decode("utf-8", "replace").strip()
         last = size
         time.sleep(0.005)
     return ""
+
+
+def _is_starved(pid: int) -> bool:
+    """Whether a process that runs has still to come to the signal, on a machine where others run as well."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as lines:
+            fields = dict(line.split(":", 1) for line in lines if ":" in line)
+        bit = 1 << (STACK_SIGNAL - 1)
+        pending = int(fields["SigPnd"], 16) | int(fields["ShdPnd"], 16)
+        return bool(pending & ~int(fields["SigBlk"], 16) & bit) and fields["State"].split()[0] in "RS"
+    except (OSError, KeyError, ValueError, IndexError):
+        return False  # it is gone, or this system says no such thing
 
 
 def without_repeats(text: str) -> str:
