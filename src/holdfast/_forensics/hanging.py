@@ -27,6 +27,7 @@ _WATCHED_S = 0.05
 _BUSY_SHARE = 0.25  # of the time between two looks: less than that is an answer to our asking, or a poll
 _SAMPLES = 4
 _SAMPLE_PAUSE_S = 0.008
+_MORE_LOOKS = 20
 _TOOL_S = 2.0
 _TOOL_REST_S = 20.0  # between two uses of a tool: other workers are not watched meanwhile
 _MOST_PLACES = 4
@@ -58,6 +59,13 @@ def see(pid: int, stack_fd: int, *, ending: bool, kin: Kin | None = None) -> See
     if not after:
         return Seen(stack_answered=bool(dump))
     seen = tuple(_thread(pid, thread, before.get(thread.number), watched_s) for thread in after)
+    for _ in range(_MORE_LOOKS):
+        if seen[0].busy or seen[0].state != "R":
+            break
+        # Just awake, for a moment: who waits for the GIL looks about every few milliseconds.
+        time.sleep(_SAMPLE_PAUSE_S)
+        after = threads.threads_of(pid) or after
+        seen = tuple(_thread(pid, thread, before.get(thread.number), time.monotonic() - begun) for thread in after)
     main = seen[0]
     moved: bool | None = None
     places: tuple[str, ...] = ()
