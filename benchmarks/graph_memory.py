@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from machine import write
 from memory import pss_bytes
 
 from holdfast.graph import NeighborLoader, NeighborSampler, SharedGraph
@@ -147,6 +148,7 @@ def main() -> None:
     for way in ("shared", "pickled"):
         print(f"{way}: {found[way]['copies']:.2f} copies, first batch after {found[way]['first_batch_s']:.1f} s")
     print(f"{found['first_batch_ratio']:.1f} times sooner; graph of {found['graph_mib']:.0f} MiB")
+    print(write("graph_memory", {"workers": options.workers, "rounds": options.rounds, **found}))
 
 
 if __name__ == "__main__":
