@@ -51,7 +51,8 @@ portable: setup  ## the same faults and batches on the portable system layer, as
 		tests/faults/test_any_system.py tests/share/test_reading.py \
 		tests/share/test_processes.py::test_everything_that_was_shared_is_read_by_workers \
 		tests/share/test_processes.py::test_a_name_goes_with_the_data_on_the_portable_layer \
-		tests/graph/test_faults.py tests/graph/test_shared.py tests/graph/test_loading.py \
+		tests/graph/test_faults.py tests/graph/test_shared.py \
+		tests/graph/test_loading.py::test_rows_of_features_are_those_of_the_nodes_and_edges \
 		$(PYTEST_ARGS) $(MAY_BE_EMPTY)
 	$(if $(PYTEST_ARGS),,HOLDFAST_SYSTEM=portable $(BIN)/python -m pytest -n 2 tests/pool/test_pool.py \
 		-k "not fork and not 1-spawn and not 7-spawn and not as_many")
