@@ -7,6 +7,7 @@ import functools
 import gc
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -150,6 +151,55 @@ def test_map_is_lazy():
         assert [next(results) for _ in range(500)] == [n * n for n in range(500)]
         assert next(read) <= 500 + 41
         results.close()  # type: ignore[attr-defined]
+
+
+def test_a_map_that_is_read_too_late_says_so():
+    with Pool(2) as pool:
+        short, long = pool.map(deeds.square, range(100)), pool.map(deeds.square, range(5000), in_flight=100)
+
+    assert list(short) == [n * n for n in range(100)]
+    with pytest.raises(RuntimeError, match="inside of the with block"):
+        list(long)
+
+
+def test_a_callback_cannot_end_the_pool(caplog):
+    def leave(future: Any) -> None:
+        sys.exit(3)
+
+    with Pool(1) as pool:
+        first = pool.submit(time.sleep, 0.05)
+        first.add_done_callback(leave)
+        assert pool.submit(deeds.square, 3).result(DEADLINE_S) == 9
+        assert first.result() is None
+
+    assert "a callback of" in caplog.text
+
+
+def test_a_pool_is_of_no_use_in_a_fork_and_says_so():
+    """Also while the pool's own thread holds its lock, for which nobody is left in the fork."""
+    with Pool(1) as pool:
+        pool.submit(deeds.square, 3).result(DEADLINE_S)
+        holds, enough = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with pool._manager._lock:
+                holds.set()
+                enough.wait(DEADLINE_S)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        holds.wait(DEADLINE_S)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            try:
+                pool.submit(deeds.square, 3)
+            except holdfast.ForkedLoaderError:
+                os._exit(7)
+            os._exit(1)
+        enough.set()
+        thread.join()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_map_takes_several_iterables_and_starmap_rows():
