@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import importlib
 import itertools
 import os
 import signal
@@ -93,6 +94,27 @@ def test_a_task_that_hangs_is_ended_in_time_and_others_go_on(method):
     assert isinstance(error, FutureTimeoutError)
     assert "hung for" in str(error)
     assert error.incident.hung
+
+
+SLOW_TO_IMPORT = """
+import os, time
+if os.getpid() != int(os.environ["HOLDFAST_TEST_PARENT"]):
+    time.sleep(1.5)  # this is the import of something large
+def work(number):
+    return number + 1
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_imports_are_no_part_of_what_a_task_may_take(method, tmp_path, monkeypatch):
+    """Every fresh worker imports a task's module: that must not count as a hang of its first task."""
+    (tmp_path / "slow_to_import.py").write_text(SLOW_TO_IMPORT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("HOLDFAST_TEST_PARENT", str(os.getpid()))
+    monkeypatch.delitem(sys.modules, "slow_to_import", raising=False)
+    work = importlib.import_module("slow_to_import").work
+    with Pool(1, method, retries=0, task_timeout=0.5) as pool:
+        assert pool.submit(work, 1).result(DEADLINE_S) == 2
 
 
 @pytest.mark.parametrize("method", METHODS)
