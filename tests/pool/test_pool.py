@@ -98,7 +98,7 @@ def test_a_task_that_hangs_is_ended_in_time_and_others_go_on(method):
 
 SLOW_TO_IMPORT = """
 import os, time
-if os.getpid() != int(os.environ["HOLDFAST_TEST_PARENT"]):
+if os.getpid() != PARENT:
     time.sleep(1.5)  # this is the import of something large
 def work(number):
     return number + 1
@@ -108,9 +108,8 @@ def work(number):
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_imports_are_no_part_of_what_a_task_may_take(method, tmp_path, monkeypatch):
     """Every fresh worker imports a task's module: that must not count as a hang of its first task."""
-    (tmp_path / "slow_to_import.py").write_text(SLOW_TO_IMPORT)
+    (tmp_path / "slow_to_import.py").write_text(SLOW_TO_IMPORT.replace("PARENT", str(os.getpid())))
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("HOLDFAST_TEST_PARENT", str(os.getpid()))
     monkeypatch.delitem(sys.modules, "slow_to_import", raising=False)
     work = importlib.import_module("slow_to_import").work
     with Pool(1, method, retries=0, task_timeout=0.5) as pool:
