@@ -8,6 +8,7 @@ Never   a process, a clock; times are numbers.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -612,6 +613,18 @@ def test_the_fleet_is_given_up_when_a_worker_cannot_be_started(retries):
     assert (end.limit, end.incident.attempt, end.incident.action) == (LimitKind.STARTS, allowed, "gave up")
     assert "worker 0 could not be started" in end.text
     assert of(r.StartWorker, actions[-1]) == []
+
+
+@pytest.mark.parametrize(("type_name", "allowed"), [("ValueError", 1), ("", LEAST_STARTS)])
+def test_a_start_that_ended_without_a_word_is_tried_again_whatever_the_policy(type_name, allowed):
+    """What an initializer raised comes again; that somebody killed what workers are forked from need not."""
+    machine = Machine(1, FaultPolicy(retries=0))
+    machine.begin()
+
+    told = replace(failure(), type_name=type_name)
+    ends = [len(of(r.GiveUp, handle(machine, r.PreparationFailed(0, n, 1, told)))) for n in range(1, allowed + 1)]
+
+    assert ends == [0] * (allowed - 1) + [1]
 
 
 def test_deaths_while_a_stream_is_forwarded_are_limited_by_the_intensity_alone():

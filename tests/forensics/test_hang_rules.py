@@ -71,6 +71,13 @@ CASES = {
         "Python code runs without end at dataset.py:88 decode",
         "an end",
     ),
+    "kept-by-a-thread": (  # a moment between two tries to have the interpreter's lock
+        hang(ThreadSeen(1, state="S"), ThreadSeen(2, name="decoder", state="R", busy=True)),
+        Name.SPINNING_IN_NATIVE_CODE,
+        Confidence.LIKELY,
+        "another thread of its (decoder) runs without end",
+        "GIL",
+    ),
     "pool-with-threads": (  # it has its threads: nothing was left behind
         hang(LOCKED, ThreadSeen(2, state="S", system_call="futex"), places=("libgomp.so.1+0x10",)),
         Name.WAITING_FOR_LOCK,

@@ -131,6 +131,7 @@ def test_a_rank_fails_when_somebody_interrupts_it_alone():
         holdfast.spawn(functions.interrupt_self, start_method="fork")
 
     assert caught.value.exit_code == 130
+    assert caught.value.incident.verdict.cause.startswith("KeyboardInterrupt left the function and ended the rank")
 
 
 @pytest.mark.faults

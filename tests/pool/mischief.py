@@ -146,3 +146,9 @@ def do(way: str) -> Any:
 def note_and_do(folder: str, number: int, way: str) -> Any:
     deeds.note(folder, number)
     return do(way)
+
+
+def square_or_die(number: int, way: str | None) -> int:
+    if way is not None:
+        do(way)
+    return number * number

@@ -39,14 +39,8 @@ KILLERS = {place: tuple(WAYS)[at % len(WAYS)] for at, place in enumerate(PLACES)
 HEALTHY = [n * n for n in range(SIZE) if n not in KILLERS]
 
 
-def square_or_die(number: int, way: str | None) -> int:
-    if way is not None:
-        mischief.do(way)
-    return number * number
-
-
 def fill(method: str, **options: Any) -> Pool:
-    return Pool(2, method, task_timeout=1.5, memory_limit="256MiB", **options)
+    return Pool(2, method, task_timeout=2.0, memory_limit="256MiB", **options)
 
 
 def assert_each_killer_is_explained(errors: dict[int, Any], pool: Pool, deaths_each: int) -> None:
@@ -65,8 +59,9 @@ def test_a_bag_with_killers_is_mapped_to_its_end():
     """Under the defaults: each killer is tried twice, in chunks with others; the others come once, in order."""
     ways = [KILLERS.get(n) for n in range(SIZE)]
     with fill("fork") as pool:
-        results = list(pool.map(square_or_die, range(SIZE), ways, faults="skip"))
+        results = list(pool.map(mischief.square_or_die, range(SIZE), ways, faults="skip"))
 
+    assert {f.args[0]: str(f.error) for f in pool.failures if f.args[0] not in KILLERS} == {}
     assert results == HEALTHY
     assert len(pool.failures) == len(KILLERS)
     assert_each_killer_is_explained({f.args[0]: f.error for f in pool.failures}, pool, 2)
@@ -75,9 +70,10 @@ def test_a_bag_with_killers_is_mapped_to_its_end():
 def test_a_bag_with_killers_is_submitted_and_no_task_is_begun_twice():
     """100 deaths, 100 incidents."""
     with fill("spawn", retries=0) as pool:
-        futures = [pool.submit(square_or_die, n, KILLERS.get(n)) for n in range(SIZE)]
+        futures = [pool.submit(mischief.square_or_die, n, KILLERS.get(n)) for n in range(SIZE)]
         outcomes = {n: future.exception() for n, future in enumerate(futures)}
 
+    assert {n: str(error) for n, error in outcomes.items() if error is not None and n not in KILLERS} == {}
     assert [f.result() for f in futures if f.exception() is None] == HEALTHY
     assert_each_killer_is_explained({n: e for n, e in outcomes.items() if e is not None}, pool, 1)
     assert len(pool.incidents) == len(KILLERS)

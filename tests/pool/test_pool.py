@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import importlib
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -94,6 +96,26 @@ def test_a_task_that_hangs_is_ended_in_time_and_others_go_on(method):
     assert error.incident.hung
 
 
+SLOW_TO_IMPORT = """
+import os, time
+if os.getpid() != PARENT:
+    time.sleep(1.5)  # this is the import of something large
+def work(number):
+    return number + 1
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_imports_are_no_part_of_what_a_task_may_take(method, tmp_path, monkeypatch):
+    """Every fresh worker imports a task's module: that must not count as a hang of its first task."""
+    (tmp_path / "slow_to_import.py").write_text(SLOW_TO_IMPORT.replace("PARENT", str(os.getpid())))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "slow_to_import", raising=False)
+    work = importlib.import_module("slow_to_import").work
+    with Pool(1, method, retries=0, task_timeout=0.5) as pool:
+        assert pool.submit(work, 1).result(DEADLINE_S) == 2
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("way", ["closed-descriptors", "left-fork"])
 def test_a_death_is_seen_whatever_became_of_its_descriptors(method, way):
@@ -150,6 +172,55 @@ def test_map_is_lazy():
         assert [next(results) for _ in range(500)] == [n * n for n in range(500)]
         assert next(read) <= 500 + 41
         results.close()  # type: ignore[attr-defined]
+
+
+def test_a_map_that_is_read_too_late_says_so():
+    with Pool(2) as pool:
+        short, long = pool.map(deeds.square, range(100)), pool.map(deeds.square, range(5000), in_flight=100)
+
+    assert list(short) == [n * n for n in range(100)]
+    with pytest.raises(RuntimeError, match="inside of the with block"):
+        list(long)
+
+
+def test_a_callback_cannot_end_the_pool(caplog):
+    def leave(future: Any) -> None:
+        sys.exit(3)
+
+    with Pool(1) as pool:
+        first = pool.submit(time.sleep, 0.05)
+        first.add_done_callback(leave)
+        assert pool.submit(deeds.square, 3).result(DEADLINE_S) == 9
+        assert first.result() is None
+
+    assert "a callback of" in caplog.text
+
+
+def test_a_pool_is_of_no_use_in_a_fork_and_says_so():
+    """Also while the pool's own thread holds its lock, for which nobody is left in the fork."""
+    with Pool(1) as pool:
+        pool.submit(deeds.square, 3).result(DEADLINE_S)
+        holds, enough = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with pool._manager._lock:
+                holds.set()
+                enough.wait(DEADLINE_S)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        holds.wait(DEADLINE_S)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            try:
+                pool.submit(deeds.square, 3)
+            except holdfast.ForkedLoaderError:
+                os._exit(7)
+            os._exit(1)
+        enough.set()
+        thread.join()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_map_takes_several_iterables_and_starmap_rows():

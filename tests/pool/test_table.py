@@ -70,7 +70,7 @@ ROWS = {
     "closed-descriptors": _kills(Name.KILLED),
     "gil-loop": _hangs(Name.SPINNING_IN_NATIVE_CODE),
     # The main thread waits for that thread to end, and takes a look every few milliseconds.
-    "gil-thread": _hangs(Name.WAITING_FOR_LOCK, Name.SPINNING_IN_PYTHON),
+    "gil-thread": _hangs(Name.WAITING_FOR_LOCK, Name.SPINNING_IN_PYTHON, Name.SPINNING_IN_NATIVE_CODE),
     "sleep": _hangs(Name.SLEEPING),
     "deadlock": _hangs(Name.WAITING_FOR_LOCK),
     "sigstop": _hangs(Name.STOPPED),

@@ -401,7 +401,7 @@ class Machine:
         slot.failed_starts += 1
         # An exception in worker_init_fn comes again; a kill from outside need not.
         allowed = self.policy.retries + 1
-        if incident.failure is None:
+        if incident.failure is None or not incident.failure.type_name:
             allowed = max(LEAST_STARTS, allowed)
         incident = replace(incident, attempt=slot.failed_starts, attempts_allowed=allowed, action="started again")
         if slot.failed_starts < allowed:

@@ -29,7 +29,9 @@ from holdfast.verdicts import Name
 @click.option("--verdict", type=click.Choice([n.value for n in Name]), metavar="NAME", help="Only of this verdict.")
 @click.option("--since", type=asking.Span(), help="Only of the last 90s, 30m, 2h, 7d …")
 @click.option("--job", default="", help="Only of this job: part of its command or folder, its pid, its host.")
-@click.option("--sample", default="", help="Only of this sample: its index, or part of its description.")
+@click.option(
+    "--sample", default="", help="Only of this sample or task: its index or number, or part of its description."
+)
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most so many.")
 @click.option("--json", "as_json", is_flag=True, help="Everything, a line of JSON per incident.")
 def command(verdict: str | None, since: float | None, job: str, sample: str, limit: int, as_json: bool) -> None:

@@ -7,8 +7,8 @@ Never   torch, unless you bring it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import logging
 import math
 import multiprocessing
 import threading
@@ -27,6 +27,8 @@ from holdfast.pool.mapping import Failures, Mapping
 from holdfast.pool.work import Item
 from holdfast.settings import FaultPolicy, check_listeners, check_number, check_threads
 
+log = logging.getLogger("holdfast")
+
 _managers: weakref.WeakSet[Manager] = weakref.WeakSet()
 
 
@@ -44,11 +46,15 @@ class _Submitted(Item):
         return self.future.running() or self.future.set_running_or_notify_cancel()
 
     def settle(self, values: list[Any], errors: dict[int, BaseException]) -> None:
-        with contextlib.suppress(InvalidStateError):  # somebody else has settled it
+        try:
             if errors:
                 self.future.set_exception(errors[0])
             else:
                 self.future.set_result(values[0])
+        except InvalidStateError:
+            pass  # somebody else has settled it
+        except BaseException:  # of a callback, which futures let pass unless it is an Exception
+            log.exception("a callback of %r ended with what is no Exception", self.future)
 
     def drop(self) -> None:
         if not self.future.cancel():  # it was begun, and had to be parted from its company

@@ -163,9 +163,15 @@ class PoolJob:
     def _load(self, pickled: bytes) -> Callable[..., Any]:
         if len(self._functions) >= _MOST_FUNCTIONS:
             self._functions.clear()
-        call: Any = pickle.loads(pickled)
-        if type(call) is Shared:
-            call = pickle.loads(call.pickled)
+        held = self.desk.box.in_hand()
+        # Its module may have much to import, in every fresh worker: that is no part of what a task may take.
+        self.desk.box.enter(Stage.AT_WORK, held.batch, held.position)
+        try:
+            call: Any = pickle.loads(pickled)
+            if type(call) is Shared:
+                call = pickle.loads(call.pickled)
+        finally:
+            self.desk.box.enter(Stage.FETCHING, held.batch, held.position)
         self._functions[pickled] = call
         return call  # type: ignore[no-any-return]
 

@@ -59,7 +59,7 @@ class Manager:
         self._settings = settings
         self._ledger = ledger
         self._owner = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collection of garbage under it may end the pool, in the same thread
         self._incoming: deque[Item] = deque()
         self._rung = False
         self._stopping = False
@@ -74,6 +74,10 @@ class Manager:
     @property
     def workers(self) -> int:
         return self._settings.workers
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping and self.broken is None
 
     @property
     def at_most_once(self) -> bool:
@@ -104,6 +108,8 @@ class Manager:
     # ------------------------------------------------------------ from any thread
 
     def add(self, items: Sequence[Item]) -> None:
+        if os.getpid() != self._owner:
+            self.check_open()  # not under the lock: nobody may be left here who lets go of it
         with self._lock:
             self.check_open()
             for item in items:

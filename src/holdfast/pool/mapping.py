@@ -23,6 +23,10 @@ from holdfast.pool.work import Function, Item
 
 _USUAL_IN_FLIGHT = 4096  # a chunk of short items has a thousand
 _WORDS = ("raise", "skip", "none")
+_TOO_LATE = (
+    "the pool was shut down before its map was read to the end, and map takes items up as results are read: read it "
+    "inside of the with block"
+)
 
 
 class Failed(NamedTuple):
@@ -155,7 +159,12 @@ class Mapping:
             room -= len(rows)
         self._under_way = most - room
         if bunches:
-            self._manager.add(bunches)
+            try:
+                self._manager.add(bunches)
+            except RuntimeError as error:
+                if not self._manager.is_stopping:
+                    raise
+                raise RuntimeError(f"{_TOO_LATE} ({self._drawn} items were begun)") from error
 
     def results(self, timeout: float | None) -> Iterator[Any]:
         results = self._results(None if timeout is None else time.monotonic() + timeout)

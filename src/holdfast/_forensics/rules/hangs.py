@@ -220,6 +220,23 @@ def waiting_for_io(incident: Incident) -> Verdict | None:
     )
 
 
+def kept_by_another_thread(incident: Incident) -> Verdict | None:
+    """The main thread is in no call and does nothing: it asks for the interpreter's lock every few milliseconds."""
+    seen, main = _seen(incident)
+    if seen is None or main is None or main.busy or main.system_call:
+        return None
+    busy = [thread for thread in seen.threads[1:] if thread.busy]
+    if not busy:
+        return None
+    return Verdict(
+        Name.SPINNING_IN_NATIVE_CODE,
+        f"another thread of its ({busy[0].name}) runs without end, and its main thread comes to nothing",
+        facts=(f"{len(busy)} other of its threads run, its main thread does not", _since(incident)),
+        remedies=("have native code that takes long let go of the interpreter's lock (the GIL)", _slow(incident)),
+        confidence=Confidence.LIKELY,
+    )
+
+
 RULES: tuple[Callable[[Incident], Verdict | None], ...] = (
     stopped,
     spinning,
@@ -227,6 +244,7 @@ RULES: tuple[Callable[[Incident], Verdict | None], ...] = (
     waiting_for_lock,
     sleeping,
     waiting_for_io,
+    kept_by_another_thread,
 )
 
 

@@ -313,7 +313,7 @@ def exited(incident: Incident) -> Verdict | None:
     by_exit = incident.evidence.worked.left_by_exit
     if by_exit:
         return Verdict(Name.EXITED, f"sys.exit({end.code}) was called{at}", facts, (wrap,))
-    if end.code == 1 and _ENDED in incident.stack:
+    if end.code in (1, 130) and _ENDED in incident.stack:  # the latter where it was interrupted, as shells have it
         error = incident.stack[: incident.stack.index(_ENDED)].split()[-1]
         return Verdict(
             Name.EXCEPTION,
