@@ -57,6 +57,7 @@ COMPANIES = [
     ("lightning_both", "transformers_trainer", "accelerate_loop", "skorch_net"),
     ("datasets_rows", "ignite_engine", "monai_loader", "pyg_loader", "fastai_learner", "webdataset_shards"),
     ("timm_loader",),
+    ("ddp",),
 ]
 
 
@@ -124,7 +125,7 @@ def test_training_finishes_when_it_is_given_a_loader_of_ours(company):
     if not names:
         pytest.skip("none of these is installed (make clients does that)")
 
-    done = ended(sys.executable, "ours.py", *names)
+    done = ended(*(TORCHRUN[1:] if company == ("ddp",) else (sys.executable,)), "ours.py", *names)
 
     assert done.returncode == 0, done.stderr[-6000:]
     assert reports(done.stdout) == [expected(clients[name]) for name in names]

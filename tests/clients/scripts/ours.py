@@ -18,6 +18,10 @@ def passed(script):
     script.main(Skipping)
 
 
+def replacing(script):
+    script.main(functools.partial(holdfast.DataLoader, faults="replace"))
+
+
 def installed(script):
     with holdfast.installed("skip") as adoption:
         script.main()
@@ -51,6 +55,7 @@ def pyg(script):
 
 WAYS = {
     "accelerate_loop": installed,  # prepare() makes a loader of torch's class from any other
+    "ddp": replacing,
     "fastai_learner": installed,
     "monai_loader": monai,
     "pyg_loader": pyg,
