@@ -56,13 +56,6 @@ def has_ended(handle: int) -> bool:
     return bool(poller.poll(0))
 
 
-def give_way() -> None:
-    """Never interrupt the trainer when woken on its core; the share of the processor stays the same."""
-    with contextlib.suppress(OSError):  # some containers forbid it: slower by a few percent, nothing else
-        if os.sched_getscheduler(0) == os.SCHED_OTHER:  # else somebody has chosen
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
 def be_killed_first() -> None:
     """Where memory runs out, have the kernel take this process rather than one that cannot be replaced."""
     with contextlib.suppress(OSError, ValueError), open("/proc/self/oom_score_adj", "r+") as file:

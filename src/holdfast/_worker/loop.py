@@ -29,6 +29,7 @@ from holdfast._transport.wire import Kind
 from holdfast._worker import failures
 from holdfast._worker.allowance import Allowance
 from holdfast._worker.creep import Creep
+from holdfast._worker.manners import Manners
 from holdfast._worker.randomness import Randomness
 from holdfast.incident import Decision, Failure, Stage
 from holdfast.limits import Limits
@@ -213,7 +214,6 @@ def main(
     box.begin(os.getpid())
     stacks.install(stack_fd)
     crash.install(mapped)  # after the stacks: it comes first, and passes the signal on to them
-    processes.give_way()
     processes.be_killed_first()
     arena = Arena()
     desk = Desk(channel, box, arena)
@@ -233,6 +233,7 @@ def main(
             return
         crash.reinstall()  # worker_init_fn may have brought handlers of its own
         allowance = desk.allowance = Allowance(job.limits, box) if job.limits.any else None
+        manners = Manners()
         creep = Creep(box, lambda told: channel.send(Kind.CREPT, parts=[wire.dump(told)]))
         desk.last_random = desk.randomness.read()
         channel.send(Kind.READY, extra=int(job.can_skip))
@@ -241,6 +242,7 @@ def main(
             frame = desk.next_frame()
             if frame.kind == Kind.TASK:
                 _run_task(desk, job, frame, channel)
+                manners.task_done()
                 if (allowance is not None and allowance.is_spent(desk.samples)) or creep.is_too_much():
                     box.enter(Stage.LEAVING)
                     processes.leave_within(_LEAVE_S)
