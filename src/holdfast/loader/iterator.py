@@ -455,5 +455,5 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         self._finalizer()
 
     def __del__(self) -> None:
-        if not getattr(self, "_shutdown", True):
+        if not getattr(self, "_shutdown", True) and self._finalizer.alive:  # else Python ends, and has run it
             self._shutdown_workers()
