@@ -316,7 +316,7 @@ def test_a_missing_guard_is_told_in_one_clear_sentence(method: str) -> None:
     assert told[0] == "main-guard-missing"
     assert "no_guard.py:22 starts the loader outside of  if __name__" in ended.stdout
     assert 'put what starts the training under   if __name__ == "__main__":' in ended.stdout
-    assert told[-1] == "2 {'main-guard-missing'}"
+    assert told[-1] == "3 {'main-guard-missing'}"
 
 
 def test_an_error_of_the_users_is_not_taken_for_a_missing_guard() -> None:

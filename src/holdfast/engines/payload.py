@@ -119,7 +119,9 @@ class _Noting(ForkingPickler):
         self._by_value: Any = None
         if not main_is_importable():
             self._by_value = cloudpickle.Pickler(io.BytesIO())
-            self.dispatch_table = {**cloudpickle.Pickler.dispatch_table, **self.dispatch_table}
+            theirs = dict(cloudpickle.Pickler.dispatch_table)
+            theirs.pop(io.TextIOWrapper, None)  # a copy of an open file is none
+            self.dispatch_table = {**theirs, **self.dispatch_table}
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -128,7 +130,9 @@ class _Noting(ForkingPickler):
             named = obj if isinstance(obj, type) else kind
             self.modules.setdefault(named.__module__)
             self.runs_user_code = self.runs_user_code or runs_user_code(kind)
-        if self._by_value is not None and isinstance(obj, (type, types.FunctionType)):
+        # Lambdas of other modules are refused, as ever: who has them is told which attribute it is.
+        of_main = isinstance(obj, (type, types.FunctionType)) and obj.__module__ == "__main__"
+        if self._by_value is not None and of_main:
             return _known_there(self._by_value.reducer_override(obj), obj)
         return NotImplemented
 
