@@ -117,7 +117,7 @@ class _Noting(ForkingPickler):
         self.runs_user_code = False
         self._seen: set[type] = set()
         self._by_value: Any = None
-        if not main_is_importable():
+        if not main_is_importable() and _is_written_as_it_runs():
             self._by_value = cloudpickle.Pickler(io.BytesIO())
             theirs = dict(cloudpickle.Pickler.dispatch_table)
             theirs.pop(io.TextIOWrapper, None)  # a copy of an open file is none
@@ -130,9 +130,7 @@ class _Noting(ForkingPickler):
             named = obj if isinstance(obj, type) else kind
             self.modules.setdefault(named.__module__)
             self.runs_user_code = self.runs_user_code or runs_user_code(kind)
-        # Lambdas of other modules are refused, as ever: who has them is told which attribute it is.
-        of_main = isinstance(obj, (type, types.FunctionType)) and obj.__module__ == "__main__"
-        if self._by_value is not None and of_main:
+        if self._by_value is not None and isinstance(obj, (type, types.FunctionType)):
             return _known_there(self._by_value.reducer_override(obj), obj)
         return NotImplemented
 
@@ -141,6 +139,12 @@ def main_is_importable() -> bool:
     """Whether a spawned process will have our main module: multiprocessing imports it again by its name or file."""
     main = sys.modules.get("__main__")
     return getattr(getattr(main, "__spec__", None), "name", None) is not None or hasattr(main, "__file__")
+
+
+def _is_written_as_it_runs() -> bool:
+    """A notebook, a prompt or what was piped in. A program after `python -c` is a tool's, which imports the rest."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None or "-c" not in sys.orig_argv
 
 
 def _known_there(reduced: Any, obj: Any) -> Any:
