@@ -61,7 +61,7 @@ def test_not_one_bit_differs_when_the_zygote_is_killed(kind: type, method: str) 
 
 def test_not_one_bit_differs_when_zygotes_are_killed_again_and_again() -> None:
     """A zygote is no more special than a worker: each death of one costs some milliseconds."""
-    loader = make_loader(Garden(), size=400)
+    loader = make_loader(Garden(), size=1200)  # a busy machine may deliver many before a new zygote is seen
     delivered = []
     killed: set[int] = set()
 
@@ -72,7 +72,7 @@ def test_not_one_bit_differs_when_zygotes_are_killed_again_and_again() -> None:
             killed.add(zygote)
             os.kill(zygote, signal.SIGKILL)
 
-    assert delivered == undisturbed(Samples, 400)
+    assert delivered == undisturbed(Samples, 1200)
     assert len(killed) == 5
 
 
