@@ -101,7 +101,7 @@ RUNNING = {
 def work(number):
     if number == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(0.2 if number < 20 else 600)
+    time.sleep(0.2 if number < 20 else 600)  # this is the work, until it is interrupted
     return number
 with Pool(2, {method!r}) as pool:
     for number in pool.map(work, range(10_000), faults="skip", progress=True):

@@ -445,3 +445,25 @@ def test_what_it_takes_is_checked():
                 pool.map(deeds.square, [1], **options)
     assert holdfast.Pool is Pool
     assert Path(deeds.__file__).exists()
+
+
+def test_many_threads_submit_while_tasks_are_put_together():
+    """What waits is looked through while others add to it; threads change places as often as they can."""
+    usual = sys.getswitchinterval()
+    results: list[int] = []
+
+    def submit_some(pool: Pool) -> None:
+        results.extend(future.result(DEADLINE_S) for future in [pool.submit(deeds.square, n) for n in range(3000)])
+
+    with Pool(2) as pool:
+        list(pool.map(deeds.square, range(200)))
+        threads = [threading.Thread(target=submit_some, args=(pool,)) for _ in range(4)]
+        sys.setswitchinterval(1e-6)
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(DEADLINE_S)
+        finally:
+            sys.setswitchinterval(usual)
+    assert sorted(results) == sorted(4 * [n * n for n in range(3000)])

@@ -275,10 +275,11 @@ class Manager:
         """As many as matter."""
         enough = 2 * self._machine.crew.capacity * _MOST_TOGETHER
         rows = 0
-        for item in self._incoming:
-            rows += len(item.rows)
-            if rows >= enough:
-                break
+        with self._lock:  # others add to it
+            for item in self._incoming:
+                rows += len(item.rows)
+                if rows >= enough:
+                    break
         return rows
 
     def _submit(self, items: list[Item]) -> None:
