@@ -39,6 +39,7 @@ _HOMES = {
     "HoldfastError": "holdfast.errors",
     "SourceUnavailableError": "holdfast.errors",
     "ForkedLoaderError": "holdfast.errors",
+    "PositionError": "holdfast.errors",
     "TooManyFaultsError": "holdfast.errors",
     "WorkerCrashedError": "holdfast.errors",
     "WorkerHungError": "holdfast.errors",
@@ -69,6 +70,7 @@ __all__ = [
     "Statistics",
     "TaskCrashedError",
     "TaskTimeoutError",
+    "PositionError",
     "TooManyFaultsError",
     "Webhook",
     "WorkerCrashedError",
@@ -95,6 +97,7 @@ if TYPE_CHECKING:
     from holdfast.errors import (
         ForkedLoaderError,
         HoldfastError,
+        PositionError,
         SourceUnavailableError,
         TooManyFaultsError,
         WorkerCrashedError,

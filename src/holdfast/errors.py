@@ -83,6 +83,10 @@ class SourceUnavailableError(TooManyFaultsError):
         return type(self), (str(self), self.incidents, self.incident, self.patience_s)
 
 
+class PositionError(HoldfastError, ValueError):
+    """A loader's state cannot be taken up here: another dataset, other settings, or no state at all."""
+
+
 class ForkedLoaderError(HoldfastError, RuntimeError):
     """An iterator was used in a process that is not the one which made it."""
 

@@ -250,6 +250,21 @@ class BlackBox:
                 return bytes(self._bytes[at + 16 : at + 16 + head[1]])
         return None
 
+    def random_states(self, only: int | None = None) -> dict[int, bytes]:
+        """All that there are, by the batch they follow; or that of one."""
+        batches = [head[0] for head in self._heads if head[0] >= 0 and head[1] > 0]
+        found = {batch: self.random_state(batch) for batch in batches if only is None or batch == only}
+        return {batch: state for batch, state in found.items() if state is not None}
+
+    def random_state_upto(self, batch: int) -> tuple[int, bytes] | None:
+        """The last random state that follows this batch or one before it, also while the worker goes on."""
+        before = [head[0] for head in self._heads if 0 <= head[0] <= batch and head[1] > 0]
+        newest = max(before, default=-1)
+        state = self.random_state(newest) if newest >= 0 else None
+        if state is None or newest not in [head[0] for head in self._heads]:  # just written over
+            return None
+        return newest, state
+
     def crash_bytes(self) -> bytes:
         return bytes(self._bytes[CRASH_AT : CRASH_AT + CRASH_ROOM])
 

@@ -121,6 +121,7 @@ class Ledger:
         self.throttling: tuple[Throttled, ...] | None = None  # counts when the first workers were started
         self.goods: tuple[Any, ...] = ()  # indices of samples that were fetched well in an earlier epoch
         self.breaker: Any = None  # of the epoch that runs
+        self.earlier = 0  # incidents before a position was taken up, of which there is only the number
         self._summed_up = 0  # incidents that a summary has told of
 
     def add(self, incident: Incident) -> None:

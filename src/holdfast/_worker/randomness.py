@@ -104,11 +104,7 @@ class Randomness:
     # ------------------------------------------------------------ setting
 
     def set(self, state: bytes) -> None:
-        torch_size, python_size, numpy_size = _HEAD.unpack_from(state)
-        at = _HEAD.size
-        torch_state, at = state[at : at + torch_size], at + torch_size
-        python_state, at = state[at : at + python_size], at + python_size
-        numpy_state = state[at : at + numpy_size]
+        torch_state, python_state, numpy_state = parts_of(state)
         if torch_state:
             import torch
 
@@ -134,6 +130,19 @@ class Randomness:
         has_gauss, gauss = struct.unpack("<qd", state[1:17])
         words = numpy.frombuffer(state[17:], numpy.uint32)
         numpy.random.set_state(("MT19937", words[:_WORDS], int(words[_WORDS]), int(has_gauss), gauss))
+
+
+def parts_of(state: bytes) -> tuple[bytes, bytes, bytes]:
+    """What `read` gave, apart: torch's, random's and NumPy's; b"" for one that was not there."""
+    torch_size, python_size, numpy_size = _HEAD.unpack_from(state)
+    after_torch = _HEAD.size + torch_size
+    after_python = after_torch + python_size
+    return state[_HEAD.size : after_torch], state[after_torch:after_python], state[after_python:][:numpy_size]
+
+
+def joined(parts: tuple[bytes, bytes, bytes]) -> bytes:
+    """What `set` takes, of its parts."""
+    return b"".join((_HEAD.pack(*map(len, parts)), *parts))
 
 
 def _has_torch() -> bool:

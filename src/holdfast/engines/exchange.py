@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from holdfast import records as r
 from holdfast._capture import crash, stacks
-from holdfast._capture.blackbox import Reason
+from holdfast._capture.blackbox import COPIES, Reason
 from holdfast._system.channel import Frame
 from holdfast._transport import wire
 from holdfast._transport.wire import Kind
 from holdfast._worker import loop
-from holdfast.engines.workers import Memory, Result, Worker
+from holdfast.engines.workers import Memory, Result, Stand, Worker
 from holdfast.evidence import CreepKind, Evidence, Worked
 from holdfast.incident import Decision, Exit, InHand, Stage
 from holdfast.quantities import in_words
@@ -66,6 +66,7 @@ class Exchange:
         self._pending: list[News] = []
         self._crept: set[tuple[int, CreepKind]] = set()  # slots of which it was told: once is enough
         self._cells: dict[int, int] = {}  # every cell that is mapped here, and its size
+        self._far_ahead = False  # more batches may wait for their turn than a black box has random states
 
     @property
     def imports_main(self) -> bool:
@@ -175,17 +176,19 @@ class Exchange:
         """Have the living workers begin another epoch, and those to come begin with it."""
         self._epoch, self._epoch_note = epoch, note
         for slot, worker in enumerate(self._workers):
-            kept = self._memories[slot]
             self._keep_random(slot)
-            if kept.random_now is not None:
-                kept.random_at_start = kept.random_now
-            # Not yet: iter(dataset) may draw before the first batch of this epoch arrives.
-            kept.random_now = kept.place = kept.last_seq = None
-            kept.steps = ()
-            kept.iterations += 1
+            self._memories[slot].begin_epoch()
             if worker is not None and worker.status is None:
                 self._epoch_open.add(slot)
                 worker.channel.send(Kind.EPOCH, epoch, parts=[wire.dump(note)])
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    @property
+    def epoch_note(self) -> Any:
+        return self._epoch_note
 
     @property
     def epoch_begun(self) -> bool:
@@ -216,6 +219,8 @@ class Exchange:
             side = result.side
             if slot not in self._epoch_open:  # else it belongs to the epoch before
                 kept.arrived(frame.seq, side.place)
+                if self._far_ahead:
+                    kept.keep_random(worker.box.random_states(frame.seq))
             news.append((r.TaskFinished(slot, incarnation, frame.seq, side.failures), result))
         elif kind == Kind.READY:
             news.append((r.WorkerReady(slot, incarnation, bool(frame.extra)), None))
@@ -263,6 +268,8 @@ class Exchange:
         else:
             news.append((self._exit_event(worker), None))
         self._keep_random(worker.slot)
+        if worker.slot not in self._epoch_open:
+            self._memories[worker.slot].keep_random(worker.box.random_states())
         self._epoch_open.discard(worker.slot)
         self._workers[worker.slot] = None
         self._release(worker)
@@ -316,6 +323,33 @@ class Exchange:
             state = worker.box.random_state(kept.last_seq)
             if state is not None:  # None: the last batch that arrived was an earlier incarnation's
                 kept.random_now = state
+
+    # ------------------------------------------------------------ where slots stand
+
+    def expect(self, waiting: int) -> None:
+        """So many batches of a slot may have arrived before their turn: what is known of them is kept till then."""
+        self._far_ahead = waiting > COPIES - 4
+        for kept in self._memories:
+            kept.waiting = waiting + 2
+
+    def set_out(self, epoch: int, note: Any, stands: Mapping[int, Stand]) -> None:
+        """Before anybody is started: slots begin where others stood."""
+        self._epoch, self._epoch_note = epoch, note
+        for slot, stand in stands.items():
+            self._memories[slot].set_out(stand)
+
+    def begin_at(self, slot: int, stand: Stand) -> None:
+        """A slot that nobody works for begins the epoch that was just begun there."""
+        if self._workers[slot] is None:
+            self._memories[slot].set_out(replace(stand, random_at_start=self._memories[slot].random_at_start))
+
+    def stand_of(self, slot: int, batch: int) -> Stand:
+        """Where a slot stood after a batch that had its turn; below 0: where it began this epoch."""
+        worker = self._workers[slot]
+        newest = None
+        if worker is not None and slot not in self._epoch_open:
+            newest = worker.box.random_state_upto(batch)
+        return self._memories[slot].stand_after(batch, newest)
 
     # ------------------------------------------------------------ looking
 

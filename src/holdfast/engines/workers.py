@@ -7,10 +7,11 @@ Never   a process: handles and memories only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast._capture.blackbox import BlackBox
+from holdfast._capture.blackbox import COPIES, BlackBox
 from holdfast._system.channel import Channel, Frame
 from holdfast._transport import packing, wire
 from holdfast._transport.cells import CellTable
@@ -45,6 +46,18 @@ class Result:
         packing.discard(self._parcel, self._table, self._roots)
 
 
+@dataclass(frozen=True)
+class Stand:
+    """Where a slot stands after one of its batches: enough for another worker, of another job even, to go on there."""
+
+    random_at_start: bytes | None = None
+    random_now: bytes | None = None
+    place: bytes | None = None
+    dataset: bytes | None = None
+    steps: tuple[tuple[int, frozenset[int]], ...] = ()
+    iterations: int = 0
+
+
 @dataclass
 class Memory:
     """What outlives a slot's worker: enough for the next one to go on where it was."""
@@ -56,12 +69,51 @@ class Memory:
     dataset: bytes | None = None
     steps: tuple[tuple[int, frozenset[int]], ...] = ()
     iterations: int = 0  # epochs that began since `dataset` was kept
+    begun: Stand = Stand()  # where it stood when this epoch began here
+    places: dict[int, bytes] = field(default_factory=dict)  # by batch, of the last that arrived
+    random_states: dict[int, bytes] = field(default_factory=dict)  # by batch, where no living worker's box has them
+    waiting: int = 2  # so many batches may have arrived and not have had their turn
 
     def arrived(self, seq: int, place: bytes | None) -> None:
         """A batch has arrived: this is where its slot stands now."""
         self.last_seq = seq
         if place is not None:
             self.place, self.steps = place, ()
+            self.places[seq] = place
+            if len(self.places) > self.waiting:
+                del self.places[next(iter(self.places))]
+
+    def keep_random(self, states: Mapping[int, bytes]) -> None:
+        self.random_states.update(states)
+        for batch in sorted(self.random_states)[: -self.waiting - COPIES]:
+            del self.random_states[batch]
+
+    def set_out(self, stand: Stand) -> None:
+        """Begin where another life of this slot stood."""
+        self.begun = stand
+        self.random_at_start, self.random_now, self.place = stand.random_at_start, stand.random_now, stand.place
+        self.dataset, self.steps, self.iterations = stand.dataset, stand.steps, stand.iterations
+
+    def begin_epoch(self) -> None:
+        if self.random_now is not None:
+            self.random_at_start = self.random_now
+        # Not yet: iter(dataset) may draw before the first batch of this epoch arrives.
+        self.random_now = self.place = self.last_seq = None
+        self.steps = ()
+        self.iterations += 1
+        self.places.clear()
+        self.random_states.clear()
+        self.begun = Stand()
+
+    def stand_after(self, batch: int, newest: tuple[int, bytes] | None) -> Stand:
+        """Where the slot stood after this batch, which had its turn. `newest`: the last random state up to it that a
+        living worker's box has."""
+        known = [*self.random_states.items(), *([newest] if newest is not None else [])]
+        random_now = max((pair for pair in known if pair[0] <= batch), default=(0, self.begun.random_now))[1]
+        place = max((pair for pair in self.places.items() if pair[0] <= batch), default=(0, self.begun.place))[1]
+        stepped = batch >= 0 and (self.last_seq is None or self.last_seq <= batch)
+        steps = self.steps if stepped else self.begun.steps if place is self.begun.place else ()
+        return Stand(self.random_at_start, random_now, place, self.dataset, steps, self.iterations)
 
 
 @dataclass

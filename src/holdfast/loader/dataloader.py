@@ -8,6 +8,7 @@ Never   means anything else by an argument than torch does.
 from __future__ import annotations
 
 import inspect
+import os
 import time
 import weakref
 from collections import Counter
@@ -20,15 +21,27 @@ from torch.utils.data import Dataset, Sampler
 from holdfast._fleet import load
 from holdfast._forensics.ledger import COUNTS, Incidents, Ledger, Quarantine
 from holdfast._system import cpus
+from holdfast.errors import PositionError
 from holdfast.incident import Incident
 from holdfast.limits import budget_of, limits_of
 from holdfast.loader import pacing
 from holdfast.loader.inline import InlineIterator
 from holdfast.loader.iterator import SupervisedIterator
 from holdfast.loader.jobs import JobSettings
+from holdfast.loader.position_file import PositionFile
+from holdfast.loader.resuming import Bookmark
 from holdfast.loader.samples import MapJob
+from holdfast.loader.single import SingleIterator
 from holdfast.loader.streams import StreamJob
-from holdfast.settings import FaultPolicy, FaultRule, check_callable, check_listeners, check_threads, fault_policy
+from holdfast.settings import (
+    FaultPolicy,
+    FaultRule,
+    check_callable,
+    check_listeners,
+    check_number,
+    check_threads,
+    fault_policy,
+)
 from holdfast.statistics import Statistics
 
 T_co = TypeVar("T_co", covariant=True)
@@ -58,6 +71,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     recycle_after  a fresh worker after so many batches (500), samples ("20000 samples") or growth ("1GiB")
     share_dataset  True: what is large in the dataset (lists, dicts, arrays, tables, …) is moved into shared memory, as
              by `holdfast.share`, in a copy for the workers; the log says what. Your dataset stays as it is
+    journal_position  a file that always has a recent position, for a trainer that is itself killed; `load_position()`
+             goes on from it
+    journal_every  so many batches are delivered between two positions in that file
+    journal_resume  True: the loader begins with the newest position in that file, if there is one
+    snapshot_every_n_steps  as torchdata's loader has it; positions here cost batches nothing, so it changes nothing
 
     A worker that dies is replaced and its work done again, whatever the policy: batches, their order and their
     random augmentation are those of an undisturbed run.
@@ -91,6 +109,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         memory_budget: str | int | None = None,
         recycle_after: str | int | None = None,
         share_dataset: bool = False,
+        journal_position: str | os.PathLike[str] | None = None,
+        journal_every: int = 100,
+        journal_resume: bool = False,
+        snapshot_every_n_steps: int | None = None,
     ) -> None:
         self._sizing = pacing.new_sizing() if pacing.is_auto(num_workers) else None
         if self._sizing is not None:
@@ -107,6 +129,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.share_dataset = share_dataset
         self._moved: dict[int, tuple[Any, Any]] = {}  # what is shared of the dataset, from one epoch to the next
         self._latest: weakref.ref[SupervisedIterator] | None = None
+        self.snapshot_every_n_steps = snapshot_every_n_steps
+        self._bookmark = Bookmark(self)
+        self.journal_position, self.journal_every, self.journal_resume = journal_position, journal_every, journal_resume
+        check_number("journal_every", journal_every, least=1, whole=True)
+        if snapshot_every_n_steps is not None:
+            check_number("snapshot_every_n_steps", snapshot_every_n_steps, least=0, whole=True)
         self.in_order = in_order
         options: dict[str, Any] = {
             "prefetch_factor": prefetch_factor,
@@ -130,11 +158,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             generator,
             **{name: value for name, value in options.items() if name in _TORCH_TAKES},
         )
+        if journal_position is not None:
+            self._bookmark.file = PositionFile(journal_position, journal_every)
+            if journal_resume:
+                self.load_position()
 
     def _get_iterator(self) -> Any:
         if self.num_workers == 0:
             if self._policy.on_error == "raise" and not self._policy.retry_on:
-                return super()._get_iterator()
+                return SingleIterator(self)
             return InlineIterator(self)
         self.check_worker_number_rationality()
         if self._ledger.throttling is None:
@@ -159,10 +191,37 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return StreamJob(settings) if stream else MapJob(settings)
 
     def __iter__(self) -> Any:
-        if isinstance(self._iterator, SupervisedIterator) and not self._iterator.usable:
+        pending = self._bookmark.pending is not None
+        if isinstance(self._iterator, SupervisedIterator) and (pending or not self._iterator.usable):
             self._iterator._shutdown_workers()
-            self._iterator = None  # given up, shut down by a library, or interrupted in the middle
-        return super().__iter__()
+            self._iterator = None  # given up, shut down by a library, or interrupted in the middle; or to be elsewhere
+        return self._bookmark.resume(self, super().__iter__) if pending else super().__iter__()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this loader is: after the last batch that was delivered. Numbers, texts, lists and dictionaries, and
+        what samplers and datasets say of themselves; `load_state_dict` of a loader like this one goes on from it.
+        """
+        return self._bookmark.tell(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Have the next `iter()` go on from there: its batches are those that would have come next, bit for bit."""
+        self._bookmark.load(self, state_dict)
+
+    def load_position(self, batches: int | None = None, epoch: int | None = None) -> int | None:
+        """Have the next `iter()` go on from a position in `journal_position`: the newest one, or that after so many
+        batches (since the loader was first made, over all epochs) whose next batch is in this epoch. Answers with the
+        number of batches before it; None: there is no position yet.
+        """
+        file = self._bookmark.file
+        if file is None:
+            raise PositionError(
+                'there is no file to load a position from; use DataLoader(..., journal_position="path")'
+            )
+        state = file.load(batches, epoch)
+        if state is None:
+            return None
+        self.load_state_dict(state)
+        return int(state["batches"])
 
     @property
     def incidents(self) -> Sequence[Incident]:
@@ -190,7 +249,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             emptied=ledger.emptied,
             **{name: getattr(ledger, name) + counts[name] for name in COUNTS},
             quarantined=len(ledger.quarantine),
-            incidents=len(ledger.incidents),
+            incidents=ledger.earlier + len(ledger.incidents),
             cell_bytes=iterator.cell_bytes if iterator is not None else 0,
             workers=workers,
             slots=iterator.slot_statistics() if iterator is not None else (),

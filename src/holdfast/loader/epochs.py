@@ -47,6 +47,11 @@ class Note(NamedTuple):
             getattr(target, _METHOD)(*call.args, **call.named)
 
 
+def is_settable(dataset: Any) -> bool:
+    """Whether the trainer may tell this dataset, or one in it, which epoch comes."""
+    return next(_targets(dataset), None) is not None
+
+
 class Calls:
     """Those that the trainer has made since this was made, to a dataset and what is in it."""
 

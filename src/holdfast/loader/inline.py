@@ -23,10 +23,12 @@ from holdfast._fleet.runner import Runner
 from holdfast._worker.loop import StreamEnded, TaskFailed
 from holdfast._worker.randomness import Randomness
 from holdfast.incident import Decision, Failure, InHand
+from holdfast.loader import position
 from holdfast.loader.door import Door, give_up_error, replacement_pool
 from holdfast.loader.jobs import JobSettings
 from holdfast.loader.raising import reraise
 from holdfast.loader.samples import MapJob
+from holdfast.loader.single import Passage
 from holdfast.loader.source import Found
 from holdfast.loader.streams import StreamJob
 from holdfast.records import Event, Outcome
@@ -83,7 +85,7 @@ class InlineEngine:
     # the engine's side
 
     def start_worker(self, slot: int, incarnation: int) -> None:
-        self._job.prepare_here(self)
+        self._job.prepare_here(self, self.place)
 
     def send_task(self, slot: int, incarnation: int, seq: int, body: bytes, probe: bool) -> None:
         self.dealt_with.clear()
@@ -164,6 +166,9 @@ class InlineEngine:
 
 class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
     def __init__(self, loader: Any) -> None:
+        bookmark = self._bookmark = loader._bookmark
+        told = (bookmark.resumed or {}).get("begun")
+        self._passage = Passage(bookmark, loader, told)
         # Not _SingleProcessDataLoaderIter's: its fetcher would call iter(dataset), and the job does.
         torch_loader._BaseDataLoaderIter.__init__(self, loader)
         if self._timeout != 0:
@@ -184,6 +189,7 @@ class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
             policy=policy.without_callables(),
             asks=callable(policy.on_error),
         )
+        self._sampler_iter = self._passage.draw_from(loader, self._sampler_iter, told)
         self._ledger = loader._ledger
         self._ledger.begin_epoch()
         engine = InlineEngine(loader._make_job(settings, stream))
@@ -197,8 +203,14 @@ class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
         self._runner = engine.runner = Runner(engine, self._machine, self._door)
         self._ledger.breaker = self._machine.breaker
         self._machine.breaker.replaceable = False
+        if told is not None and "place" in told:
+            engine.place = position.to_bytes(told["place"])
+        if stream:
+            self._passage.tell = lambda finished: (
+                {} if finished or engine.place is None else {"place": position.to_text(engine.place)}
+            )
         self._runner.begin()
-        self._seq = 0
+        self._seq = self._passage.taken
         self._told = False
 
     def _next_data(self) -> Any:
@@ -235,10 +247,14 @@ class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
                 self._ledger.errored += 1
                 assert concluded.incident is not None
                 reraise(concluded.incident)
-            self._ledger.delivered += 1
             data = concluded.payload.open()
-            return torch_pin.pin_memory(data, self._pin_memory_device) if self._pin_memory else data
+            if self._pin_memory:
+                data = torch_pin.pin_memory(data, self._pin_memory_device)
+            self._bookmark.delivered(self._passage)
+            self._ledger.delivered += 1
+            return data
 
     def _end_epoch(self) -> None:
+        self._passage.end()
         self._door.remember(self._machine.breaker.good_batch)
         self._ledger.end_epoch()

@@ -33,11 +33,13 @@ from holdfast._fleet.runner import Concluded, Runner
 from holdfast._forensics.ledger import COUNTS, Ledger
 from holdfast.engines.choice import make_engine
 from holdfast.engines.watch import WatchSettings
-from holdfast.loader import epochs
+from holdfast.engines.workers import Stand
+from holdfast.loader import drawing, epochs, looking, resuming
 from holdfast.loader.door import Door, give_up_error, replacement_pool
 from holdfast.loader.jobs import JobSettings
 from holdfast.loader.pacing import Pacing
 from holdfast.loader.raising import annotate, reraise
+from holdfast.loader.resuming import Bookmark, Track
 from holdfast.loader.samples import MapJob
 from holdfast.loader.streams import StreamJob
 from holdfast.records import Outcome
@@ -51,7 +53,17 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
     """The iterator of a loader with workers. Of torch's class, because libraries ask for that."""
 
     def __init__(self, loader: Any) -> None:
+        self._bookmark: Bookmark = loader._bookmark
+        self._resumed = self._bookmark.resumed
+        self._track: Track
+        fleet = resuming.fleet_of(self._resumed, loader)
+        if fleet is not None and fleet["base_seed"] is None:
+            self._bookmark.set(loader, fleet)
         torch_loader._BaseDataLoaderIter.__init__(self, loader)
+        if fleet is not None and fleet["base_seed"] is not None:
+            self._base_seed, self._shared_seed = fleet["base_seed"], fleet["shared_seed"]
+        self._job_seed = self._shared_seed
+        self._seeds_by_batch = loader._sizing is not None or (fleet is not None and fleet["by_batch"])
         if loader.prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
         self._prefetch_factor = loader.prefetch_factor
@@ -67,6 +79,10 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             self._policy.sample_timeout, self._policy.hang_floor_s, loader._limits.memory_bytes, loader._budget
         )
         self._engine = make_engine(context, self._make_job(loader), self._num_workers, watch)
+        ahead = self._prefetch_factor * (self._num_workers if self._stream or not self._in_order else 1)
+        self._engine.expect(ahead)
+        if fleet is not None:
+            resuming.set_out(self._engine, fleet, loader.dataset)
         self._machine = Machine(self._num_workers, self._policy, takes_turns=not self._stream)
         self._pacing = Pacing(loader._sizing, self._machine, self._engine) if loader._sizing is not None else None
         self._door = Door(
@@ -129,7 +145,8 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             asks=callable(self._policy.on_error),
             worker_threads=loader.worker_threads,
             limits=loader._limits,
-            seeds_by_batch=loader._sizing is not None,
+            persistent=self._persistent_workers,
+            seeds_by_batch=self._seeds_by_batch,
         )
         job: MapJob | StreamJob = loader._make_job(settings, self._stream)
         return job
@@ -137,9 +154,12 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
     # ------------------------------------------------------------ an epoch
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        stands: dict[int, Stand] = {} if first_iter else self._track.next_stands
         if not first_iter:
             self._drain()
+        track = self._track = resuming.begin(self, loader)
         torch_loader._BaseDataLoaderIter._reset(self, loader, first_iter)
+        self._sampler_iter = drawing.iterator_of(loader, self._sampler_iter)
         self._ledger.begin_epoch()
         self._send_idx = 0
         self._rcvd_idx = 0
@@ -154,11 +174,20 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         if not first_iter:
             calls = self._calls.all() if self._calls is not None else ()
             self._engine.begin_epoch(self._ledger.epoch, epochs.Note(self._shared_seed, calls))
+            for slot, stand in stands.items():
+                self._engine.begin_at(slot, stand)
             self._runner.tell(r.EpochBegan(self._ledger.epoch))
             while not self._engine.epoch_begun and self._runner.given_up is None:
                 self._wait()
+        if track.resumed is not None:
+            resuming.go_on(self, track.resumed)
+            return
         self._owed = self._prefetch_factor * self._machine.crew.wanted
         self._draw_owed()
+
+    def position(self, given: bool = False) -> dict[str, Any]:
+        """Where this pass is, as `state_dict()` has it; `given`: the batch in hand counts as delivered."""
+        return resuming.position_of(self, given)
 
     def _drain(self) -> None:
         """Have the workers finish what an unfinished epoch asked of them: as in torch, it uses random numbers."""
@@ -176,22 +205,35 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         # Until the machine knows of it: an interrupt in between would lose this index, and one inside a sampler that
         # is a generator ends it, and with it the epoch.
         self._runner.torn = True
-        try:
-            index = next(self._sampler_iter)
-        except StopIteration:
-            self._runner.torn = False
-            return
-        except Exception:
-            self._runner.torn = False
-            raise
-        slot = self._choose_slot()
-        if slot is None:
-            self._runner.torn = False
-            return
-        seq = self._send_idx
+        track = self._track
+        planned = track.planned.popleft() if track.planned else None
+        if planned is not None and planned.is_drawn:
+            index = planned.index
+        else:
+            try:
+                index = next(self._sampler_iter)
+            except StopIteration:
+                self._runner.torn = False
+                track.exhausted = True
+                return
+            except Exception:
+                self._runner.torn = False
+                raise
+            track.drawn += 1
+        if planned is None or planned.slot is None:
+            slot = self._choose_slot()
+            if slot is None:
+                self._runner.torn = False
+                return
+        else:
+            slot = planned.slot
+            self._workers_num_tasks[slot] += 1
+        if planned is None:
+            seq, self._send_idx = self._send_idx, self._send_idx + 1
+        else:
+            seq = planned.seq
         self._door.draw(seq, index)
         self._outstanding[seq] = slot
-        self._send_idx += 1
         door = self._door
         self._runner.tell(r.TaskSubmitted(seq, slot, door.size_of(seq), not self._stream, door.known_bad(seq)))
 
@@ -206,6 +248,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
                 self._in_order or self._workers_num_tasks[slot] < most // sum(self._workers_status)
             ):
                 self._workers_num_tasks[slot] += 1
+                self._track.next_slot = (slot + 1) % self._num_workers
                 return slot
         return None
 
@@ -235,6 +278,8 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         while True:
             seq = self._next_seq()
             if seq is None:
+                self._track.finished = True
+                self._bookmark.ended(self)
                 if self._persistent_workers:
                     self._engine.rest()
                 else:
@@ -273,6 +318,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         self._runner.torn = True
         del self._runner.concluded[seq]
         slot = self._outstanding.pop(seq)
+        self._track.book(slot, seq)
         if self._in_order:
             self._rcvd_idx = seq + 1
         if self._pacing is not None:
@@ -309,6 +355,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             except Exception:
                 self._hand = None
                 raise
+        self._bookmark.delivered(self)
         self._door.forget(seq)
         self._ledger.delivered += 1
         self._hand = None
@@ -420,31 +467,12 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         return tuple(load for load in looked if load is not None)
 
     def slot_statistics(self) -> tuple[SlotStatistics, ...]:
-        rows = []
-        for slot in self._machine.slots:
-            pid, in_hand = (None, None) if self._shutdown else self._engine.look(slot.number)
-            load, descriptors, threads = (None, None, None) if self._shutdown else self._engine.load_of(slot.number)
-            rows.append(
-                SlotStatistics(
-                    slot=slot.number,
-                    state="closed" if self._shutdown else slot.state,
-                    pid=pid,
-                    incarnation=slot.incarnation,
-                    doing=in_hand.stage.words if in_hand else "",
-                    batch=in_hand.batch if in_hand else -1,
-                    seconds=in_hand.seconds if in_hand else 0.0,
-                    queued=len(slot.queue),
-                    cell_bytes=0 if self._shutdown else self._engine.cell_bytes(slot.number),
-                    load=load,
-                    descriptors=descriptors,
-                    threads=threads,
-                )
-            )
-        return tuple(rows)
+        return looking.at_slots(self._machine, None if self._shutdown else self._engine)
 
     def _shutdown_workers(self) -> None:
         if self._shutdown or os.getpid() != self._owner:
             return
+        self._bookmark.left(self)
         self._ledger.loads = self.loads()  # advice is asked for after an epoch more often than in it
         self._shutdown = True
         self._door.remember(self._machine.breaker.good_batch)

@@ -47,6 +47,7 @@ class JobSettings:
     worker_threads: int | None = 1
     limits: Limits = NO_LIMITS
     seeds_by_batch: bool = False  # random numbers depend on the batch alone, not on who makes it
+    persistent: bool = False  # workers live on after their epoch
 
 
 class Again(Exception):
@@ -127,10 +128,10 @@ class LoaderJob:
             id=slot, num_workers=self.settings.num_workers, seed=seed, dataset=self.dataset
         )
 
-    def prepare_here(self, desk: Any) -> None:
+    def prepare_here(self, desk: Any, place: bytes | None = None) -> None:
         """For num_workers=0: in the trainer's own process, whose seeds and threads are left alone."""
         self.desk = desk
-        self.open(Restored(random_at_start=desk.randomness.read()))
+        self.open(Restored(random_at_start=desk.randomness.read(), place=place))
 
     # ------------------------------------------------------------ faults
 
@@ -260,6 +261,11 @@ class LoaderJob:
             raise Again
         works = self.works_with(lambda chosen: self.desk.can_pack(self.collate_fn(gather(chosen))), stage, seq)
         return failure, culprits.by_company(list(positions), works)
+
+
+def is_stateful(thing: Any) -> bool:
+    """Whether a dataset, a sampler or an iterator can say where it stands. A module means something else by it."""
+    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict") and not isinstance(thing, torch.nn.Module)
 
 
 def batch_seed(base_seed: int, epoch: int, seq: int) -> int:

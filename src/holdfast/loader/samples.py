@@ -7,18 +7,22 @@ Never   condemns a sample for what its source does: see `source`.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from holdfast._capture.blackbox import POSITION, SINCE
+from holdfast._transport import wire
 from holdfast._worker.loop import Restored, TaskFailed
 from holdfast.incident import Decision, Failure, Stage
 from holdfast.loader import culprits, tasks
-from holdfast.loader.jobs import Again, LoaderJob
+from holdfast.loader.jobs import Again, LoaderJob, is_stateful
 from holdfast.loader.source import Source
 from holdfast.records import MOST_SUBSTITUTES
+
+log = logging.getLogger("holdfast")
 
 
 class MapJob(LoaderJob):
@@ -27,12 +31,26 @@ class MapJob(LoaderJob):
     _stand_ins: dict[int, Any]  # positions of this batch that candidates have taken
     _tried: dict[int, int]  # how many of them, each
     _source: Source
+    _tells: bool  # the dataset can say where it stands
 
     def open(self, restored: Restored) -> None:
         many = getattr(self.dataset, "__getitems__", None) if self.settings.batched else None
         self._get_many = many or None  # torch leaves a false one alone, too
         if not hasattr(self, "_source"):  # what it knows holds in later epochs, too
+            self._tells = is_stateful(self.dataset)
             self._source = Source(lambda index: self._get_many([index]) if self._get_many else self.dataset[index])
+
+        if restored.place is not None and self._tells:
+            self.dataset.load_state_dict(wire.load(restored.place))
+
+    def collated(self, seq: int, probe: bool) -> None:
+        if probe or not self._tells:
+            return
+        try:
+            self.desk.place = wire.dump(self.dataset.state_dict())
+        except Exception as error:
+            log.warning("state_dict() of the dataset failed, worker %d goes on without it: %r", self.slot, error)
+            self._tells = False
 
     def run(self, seq: int, body: memoryview, probe: bool) -> None:
         self.before_task(seq, probe)

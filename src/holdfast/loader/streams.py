@@ -27,7 +27,7 @@ from holdfast._worker.loop import Restored, StreamEnded, TaskFailed
 from holdfast.engines import payload
 from holdfast.incident import Decision, Failure, Stage
 from holdfast.loader import tasks
-from holdfast.loader.jobs import Again, JobSettings, LoaderJob
+from holdfast.loader.jobs import Again, JobSettings, LoaderJob, is_stateful
 
 log = logging.getLogger("holdfast")
 
@@ -79,6 +79,7 @@ class Place(NamedTuple):
     base: Base = _START
     batches: tuple[Run, ...] = ()
     collate_draws: bool = False  # then forwarding must collate, too, or later samples come out otherwise
+    dataset: bytes = b""  # the dataset when its stream had ended, for the next epoch of workers that persist
 
 
 class StreamJob(LoaderJob):
@@ -105,6 +106,7 @@ class StreamJob(LoaderJob):
         self._random_before = b""
         self._snapshot_at = 0.0
         self._snapshot_cost = 0.0
+        self._snapshot_fails = False
 
     def open(self, restored: Restored) -> None:
         self._restored = restored
@@ -133,15 +135,7 @@ class StreamJob(LoaderJob):
         self._batch_begun = self._taken
 
     def _iterator_at(self, base: Base) -> Any:
-        if base.snapshot is None:
-            return iter(self.dataset)
-        state = wire.load(base.snapshot)
-        if hasattr(self.dataset, "load_state_dict"):
-            self.dataset.load_state_dict(state)
-            return iter(self.dataset)
-        iterator: Any = iter(self.dataset)
-        iterator.load_state_dict(state)
-        return iterator
+        return iterator_from(self.dataset, {} if base.snapshot is None else wire.load(base.snapshot))
 
     def _forward(self, count: int, collate: bool = True) -> None:
         """Take a batch that was delivered already."""
@@ -227,6 +221,8 @@ class StreamJob(LoaderJob):
         wanted = task.count if batched else 1
         if self._ended and (not samples or (batched and self.settings.drop_last and self._short(samples, wanted))):
             self._told_end = True
+            if self.settings.persistent:
+                self._note_end()
             raise StreamEnded
         while samples:
             chosen = {p: s for p, s in samples.items() if task.probe is None or p in task.probe}
@@ -368,26 +364,68 @@ class StreamJob(LoaderJob):
         self._take_snapshot()
         self.desk.place = wire.dump(tuple(self._place()))
 
+    def _note_end(self) -> None:
+        """What the next epoch begins with, should another worker be the one to begin it."""
+        self._take_snapshot(last=True)
+        self.desk.place = wire.dump(tuple(self._place()._replace(dataset=self.keep_dataset())))
+
     def _place(self) -> Place:
         return Place(self._taken, tuple(self._stepped_over), self._base, tuple(self._batches), self._collate_draws)
 
-    def _take_snapshot(self) -> None:
-        source = self.dataset if hasattr(self.dataset, "load_state_dict") else self._iterator
-        if not (hasattr(source, "state_dict") and hasattr(source, "load_state_dict")):
-            return
+    def _take_snapshot(self, last: bool = False) -> bool:
+        """Take one if it is worth it; whether it was."""
         begun = time.monotonic()
-        if begun - self._snapshot_at < _SNAPSHOT_EVERY * self._snapshot_cost:
-            return
+        if begun - self._snapshot_at < _SNAPSHOT_EVERY * self._snapshot_cost and (not last or self._snapshot_fails):
+            return False
         try:
-            snapshot = wire.dump(source.state_dict())
+            told = snapshot_of(self.dataset, self._iterator)
+            if not told:
+                return False
+            snapshot = wire.dump(told)
         except Exception as error:
             log.warning("state_dict() of the dataset failed, worker %d goes on without snapshots: %r", self.slot, error)
-            self._snapshot_cost = float("inf")
-            return
+            self._snapshot_cost, self._snapshot_fails = float("inf"), True
+            return False
         self._base = Base(self._taken, snapshot, self.desk.randomness.read())
         self._batches.clear()
         self._snapshot_at = time.monotonic()
         self._snapshot_cost = self._snapshot_at - begun
+        return True
+
+
+def snapshot_of(dataset: Any, iterator: Any) -> dict[str, Any]:
+    """What a stream's dataset and its iterator say of where they stand, as far as they can; {}: not at all."""
+    told = {}
+    if iterator is not dataset and is_stateful(dataset):
+        told["dataset"] = dataset.state_dict()
+    if is_stateful(iterator):
+        told["itself" if iterator is dataset else "iterator"] = iterator.state_dict()
+    return told
+
+
+def iterator_from(dataset: Any, told: dict[str, Any]) -> Any:
+    """An iterator that stands where `snapshot_of` was asked; {}: at the beginning."""
+    if "dataset" in told:
+        dataset.load_state_dict(told["dataset"])
+    iterator: Any = iter(dataset)
+    for name in ("itself", "iterator"):
+        if name in told:
+            iterator.load_state_dict(told[name])
+    return iterator
+
+
+def next_epoch(place: bytes | None) -> tuple[bytes | None, bytes | None]:
+    """What the epoch after this one begins with, if this one has ended: a place, or the dataset itself."""
+    if place is None:
+        return None, None
+    ended = Place(*wire.load(place))
+    if ended.dataset:
+        return None, ended.dataset
+    base = Base(*ended.base)
+    if base.snapshot is None or base.taken != ended.taken or ended.batches:
+        return None, None
+    told = {name: state for name, state in wire.load(base.snapshot).items() if name != "iterator"}
+    return (wire.dump(tuple(Place(base=Base(0, wire.dump(told))))) if told else None), None
 
 
 def _gather(samples: dict[int, Any], batched: bool) -> Callable[[Sequence[int]], Any]:
