@@ -44,6 +44,27 @@ class StatefulSampler:
         self.left, self.epoch = list(state["left"]), state["epoch"]
 
 
+class StaysAtItsEnd:
+    """As torchdata's sampler for distributed jobs: what it tells after its last index leads to that end."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.at = 0
+        self.begin_at: int | None = None
+
+    def __iter__(self) -> Any:
+        self.at, self.begin_at = self.begin_at or 0, None
+        while self.at < self.size:
+            self.at += 1
+            yield self.at - 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.begin_at = state["at"]
+
+
 class StatefulSamplerIterator:
     """Only its iterator has the state."""
 
@@ -203,6 +224,14 @@ RARER: dict[str, tuple[Arguments, dict[str, Any]]] = {
     "a sampler that draws as it goes": (
         lambda: {"dataset": s.Noisy(12), "batch_size": 2, "sampler": s.FreshGenerator(12)},
         {"num_workers": 2},
+    ),
+    "a sampler that is at its end after its epoch": (
+        lambda: {"dataset": s.Noisy(12), "batch_size": 2, "sampler": StaysAtItsEnd(12)},
+        {"num_workers": 2},
+    ),
+    "the same, here": (
+        lambda: {"dataset": s.Noisy(12), "batch_size": 2, "sampler": StaysAtItsEnd(12)},
+        {"num_workers": 0},
     ),
     "a dataset with a state, here": (lambda: {"dataset": CountedNoisy(), "batch_size": 4}, {"num_workers": 0}),
     "a dataset with a state": (

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -65,12 +65,20 @@ def can_be_begun_again(loader: Any) -> bool:
     return type(loader.batch_sampler) in (type(None), BatchSampler) and type(loader.sampler) in _OF_TORCH
 
 
-def iterator_of(loader: Any, made: Any) -> Any:
-    """The iterator to draw from; `made` is what torch has made of the sampler, and nobody has touched."""
-    if can_be_begun_again(loader) or type(loader.batch_sampler) is not BatchSampler:
+def iterator_of(loader: Any, made: Any, after: dict[str, Any] | None = None) -> Any:
+    """The iterator to draw from; `made` is what torch has made of the sampler, and nobody has touched. `after`: the
+    position between two epochs that this one begins with."""
+    if can_be_begun_again(loader):
         return made
     batches = loader.batch_sampler
-    return Batches(batches.sampler, batches.batch_size, batches.drop_last)
+
+    def make() -> Any:
+        if type(batches) is not BatchSampler:
+            return iter(loader.sampler if batches is None else batches)
+        return Batches(batches.sampler, batches.batch_size, batches.drop_last)
+
+    iterator = make() if type(batches) is BatchSampler else made
+    return StartsOver(iterator, make) if after is not None and "sampler" in after.get("sampler", ()) else iterator
 
 
 def _sampler_of(loader: Any) -> Any:
@@ -100,14 +108,48 @@ def tell_sampler(loader: Any) -> dict[str, Any]:
 def tell(loader: Any, iterator: Any, drawn: int, exhausted: bool) -> dict[str, Any]:
     """Where a sampler stands in the middle of an epoch, after so many index lists."""
     told = tell_sampler(loader)
+    if isinstance(iterator, StartsOver):
+        iterator = iterator.iterator
     inner = iterator.inner if isinstance(iterator, Batches) else iterator
     if is_stateful(inner):
         told["iterator"] = copy.deepcopy(inner.state_dict())
     return {**told, "drawn": drawn, "exhausted": exhausted}
 
 
+def begin_after(loader: Any, told: dict[str, Any]) -> None:
+    """Before the iterator of the next epoch is made: have the sampler know what came before it."""
+    sampler = _sampler_of(loader)
+    if "sampler" not in told or not is_stateful(sampler):
+        return
+    epoch = getattr(sampler, "epoch", None)
+    sampler.load_state_dict(copy.deepcopy(told["sampler"]))
+    if isinstance(epoch, int) and hasattr(sampler, "set_epoch") and epoch > sampler.epoch:
+        sampler.set_epoch(epoch)  # as the trainer has just said
+
+
+class StartsOver:
+    """An iterator of a sampler that was told its own end: where that brings it to its end, another one is made."""
+
+    def __init__(self, iterator: Any, make: Callable[[], Any]) -> None:
+        self.iterator = iterator
+        self._make: Callable[[], Any] | None = make
+
+    def __iter__(self) -> StartsOver:
+        return self
+
+    def __next__(self) -> Any:
+        make, self._make = self._make, None
+        try:
+            return next(self.iterator)
+        except StopIteration:
+            if make is None:
+                raise
+        self.iterator = make()
+        return next(self.iterator)
+
+
 def restore_sampler(loader: Any, told: dict[str, Any]) -> None:
-    """Before its iterator is made."""
+    """Before the iterator of an epoch is made that goes on from its middle."""
     sampler = _sampler_of(loader)
     if "sampler" in told and is_stateful(sampler):
         sampler.load_state_dict(copy.deepcopy(told["sampler"]))

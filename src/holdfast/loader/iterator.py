@@ -159,7 +159,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             self._drain()
         track = self._track = resuming.begin(self, loader)
         torch_loader._BaseDataLoaderIter._reset(self, loader, first_iter)
-        self._sampler_iter = drawing.iterator_of(loader, self._sampler_iter)
+        self._sampler_iter = drawing.iterator_of(loader, self._sampler_iter, self._bookmark.resumed)
         self._ledger.begin_epoch()
         self._send_idx = 0
         self._rcvd_idx = 0

@@ -100,9 +100,10 @@ class Bookmark:
         """A pass begins here, or as `told`; answers with the randomness that it begins with."""
         parts = self.look_at(loader)
         if told is not None:
+            if "exhausted" in told["sampler"]:  # else it is between two epochs, and the sampler knows
+                drawing.restore_sampler(parts, told["sampler"])
             if not is_set:
                 self._set(told)
-            drawing.restore_sampler(parts, told["sampler"])
         generators = drawing.generators_of(parts)
         begun = Begun(self.randomness.read(), {name: position.of_generator(g) for name, g in generators.items()})
         self._kept = None
@@ -112,8 +113,13 @@ class Bookmark:
 
     def left(self, iterator: Any) -> None:
         """This iterator will be asked no more: keep where it was, if it was the last one."""
-        if iterator._mark is self._mark:
-            self._kept, self._latest = iterator.position(), None
+        if getattr(iterator, "_mark", None) is not self._mark:
+            return
+        try:
+            self._kept = iterator.position()
+        except Exception as error:  # a sampler that cannot be asked, an epoch that could not be begun: workers must go
+            log.debug("the position of an iterator that was left is not known: %r", error)
+        self._latest = None
 
     def delivered(self, iterator: Any) -> None:
         """A batch is about to be delivered."""
@@ -187,8 +193,8 @@ class Bookmark:
         try:
             self.resumed = state
             if middle is None:
+                drawing.begin_after(self.parts, state["sampler"])
                 self._set(state)
-                drawing.restore_sampler(self.parts, state["sampler"])
             iterator = make()
         except BaseException:
             self.randomness.set(before)

@@ -40,7 +40,7 @@ class Passage:
 
     def draw_from(self, loader: Any, made: Any, told: dict[str, Any] | None) -> Passage:
         """Take indices from a sampler's iterator that was just made, from where a position says it was."""
-        self.iterator = drawing.iterator_of(loader, made)
+        self.iterator = drawing.iterator_of(loader, made, self.bookmark.resumed)
         if told is not None:
             if "base_seed" in told:  # with workers the seed is drawn before the pass begins; here it just was
                 self.bookmark.set(loader, told)
