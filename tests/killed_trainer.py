@@ -7,6 +7,7 @@ Never   restores anything but what a trainer has on disk after a SIGKILL.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -63,6 +64,7 @@ def train(folder: Path, workers: int, tell: Any) -> str:
         np.random.set_state(kept["numpy"])
     for epoch in range(begun, EPOCHS):
         for batch in loader:
+            tell()
             model.zero_grad()
             model(batch).pow(2).mean().backward()
             with torch.no_grad():
@@ -79,21 +81,27 @@ def train(folder: Path, workers: int, tell: Any) -> str:
     return json.dumps([weight.hex() for part in model.parameters() for weight in part.flatten().tolist()])
 
 
-def live(folder: Path, workers: int, kill_after: int | None, wait_s: float) -> str | None:
-    """A process that trains; None: it was killed after so many words of its progress, and a moment more."""
+def live(folder: Path, workers: int, kill_after: int | None = None, wait_s: float | None = None) -> str | None:
+    """A process that trains; None: it was killed after so many words of its progress: at once, or a moment later."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
+        said = itertools.count(1)
+
+        def tell() -> None:
+            if next(said) == kill_after and wait_s is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            os.write(writing, b".")
+
         try:
-            weights = train(folder, workers, lambda: os.write(writing, b"."))
-            (folder / "weights").write_text(weights)
+            (folder / "weights").write_text(train(folder, workers, tell))
         finally:
             os._exit(0)
     os.close(writing)
     heard = 0
     while word := os.read(reading, 1):
         heard += len(word)
-        if heard == kill_after:
+        if heard == kill_after and wait_s is not None:
             time.sleep(wait_s)  # any moment will do: this is what makes it a random one
             os.kill(pid, signal.SIGKILL)
             break
@@ -107,12 +115,13 @@ def main() -> None:
     chance = random.Random(seed)
     (folder / "undisturbed").mkdir()
     (folder / "killed").mkdir()
-    undisturbed = live(folder / "undisturbed", workers, None, 0)
+    undisturbed = live(folder / "undisturbed", workers)
     done, weights = 0, None
     while done < kills and weights is None:
-        weights = live(folder / "killed", workers, chance.randint(1, 9), chance.uniform(0, 0.01))
+        wait_s = chance.uniform(0, 0.01) if done % 2 else None
+        weights = live(folder / "killed", workers, chance.randint(1, 16), wait_s)
         done += weights is None
-    weights = weights or live(folder / "killed", workers, None, 0)
+    weights = weights or live(folder / "killed", workers)
     left = sorted(path.name for path in (folder / "killed").iterdir())
     print(json.dumps({"kills": done, "undisturbed": undisturbed, "killed": weights, "left": left}))
 

@@ -72,6 +72,43 @@ def test_deaths_before_and_after_do_not_show(tmp_path, stream):
     assert again.statistics().incidents > loader.statistics().incidents
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["map", "stream"])
+def test_a_slot_stands_where_its_dead_worker_was_while_the_next_one_starts(tmp_path, stream):
+    """The batch that was delivered last is the dead one's; what it drew after that does not count."""
+
+    def dataset(kills: s.Kills | None) -> Any:
+        return s.Stream(14, kills=kills) if stream else s.Noisy(14, kills=kills)
+
+    whole = undisturbed(dataset=dataset(None), batch_size=2, num_workers=1, prefetch_factor=4)
+    seed_trainer()
+    loader = holdfast.DataLoader(dataset(s.Kills(tmp_path, {9: {1}})), batch_size=2, num_workers=1, prefetch_factor=4)
+    iterator = iter(loader)
+    got = batches_of(iterator, 2)
+    while not iterator._machine.restarts:
+        iterator._runner.wait(60)
+    state = loader.state_dict()
+    again = holdfast.DataLoader(dataset(None), batch_size=2, num_workers=1)
+    again.load_state_dict(state)
+
+    assert differences(got + list(again), whole) == []
+
+
+def test_a_slot_stands_at_the_delivered_batch_however_far_its_worker_is():
+    """Also where it has made more batches since than its black box remembers."""
+    arguments: dict[str, Any] = {"dataset": s.Noisy(40), "num_workers": 1, "prefetch_factor": 30}
+    whole = undisturbed(**arguments)
+    seed_trainer()
+    loader = holdfast.DataLoader(**arguments)
+    iterator = iter(loader)
+    got = batches_of(iterator, 3)
+    while len(iterator._runner.concluded) < len(iterator._outstanding):
+        iterator._runner.wait(60)
+    again = holdfast.DataLoader(**arguments)
+    again.load_state_dict(loader.state_dict())
+
+    assert differences(got + list(again), whole) == []
+
+
 def test_quarantine_and_counts_are_taken_along(tmp_path):
     """A sample that has killed two workers kills no third one in the trainer's next life."""
     deadly = s.Kills(tmp_path, {4: {1, 2, 3, 4}})
