@@ -16,6 +16,8 @@ SI_KERNEL = 0x80
 SIGABRT, SIGBUS, SIGSEGV = int(_signal.SIGABRT), int(_signal.SIGBUS), int(_signal.SIGSEGV)
 _PAGE_FAULT = 14  # x86-64's trap number
 _DELETED = " (deleted)"
+HEAP = "[heap]"
+_ARENA = 64 << 20  # glibc's HEAP_MAX_SIZE: each further arena of malloc begins at a multiple of it
 _NO_FILES = ("/dev/zero", "/dev/shm/", "/memfd:", "/SYSV", "/anon_hugepage")  # how maps show shared memory
 _SENT = {0: "SI_USER", -1: "SI_QUEUE", -2: "SI_TIMER", -3: "SI_MESGQ", -4: "SI_ASYNCIO", -5: "SI_SIGIO", -6: "SI_TKILL"}
 _CODES: Mapping[int, tuple[str, ...]] = {  # from 1 on
@@ -64,7 +66,9 @@ class Region:
 
     @property
     def special(self) -> str:
-        """«[heap]», «[stack]», «[vdso]»; empty for all others."""
+        """«[heap]», «[stack]», «[vdso]»; empty for all others. What malloc keeps for a thread is heap, too."""
+        if not self.path and self.permissions == "rw-p" and self.start % _ARENA == 0:
+            return HEAP
         return self.path if self.path.startswith("[") else ""
 
 

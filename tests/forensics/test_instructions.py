@@ -189,6 +189,22 @@ def test_a_read_or_a_write_is_left_to_others(access: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("start", "path", "words"),
+    [
+        (0x5592788F5000, "[heap]", "which is in the heap"),
+        (0x7F66F4000000, "", "which is in the heap"),  # malloc's for a thread
+        (0x7F66F4001000, "", "which is data"),
+    ],
+)
+def test_a_jump_into_memory_of_malloc_is_told_from_one_into_other_data(start: int, path: str, words: str) -> None:
+    """The arenas that malloc has for threads lie outside of «[heap]»."""
+    region = Region(start, start + 0x400000, "rw-p", 0, path)
+    record = record_of(11, code=2, region=region, address=start + 4, trap=14, fault_error=0x15)
+
+    assert words in verdict_on(incident_of(record, Examined(PLACE))).cause
+
+
+@pytest.mark.parametrize(
     ("number", "name"),
     [
         (4, Name.CPU_FEATURE_MISSING),

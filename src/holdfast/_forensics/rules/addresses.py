@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from holdfast.crashes import SIGABRT, SIGBUS, SIGSEGV, CrashRecord, Region
+from holdfast.crashes import HEAP, SIGABRT, SIGBUS, SIGSEGV, CrashRecord, Region
 from holdfast.evidence import CodePlace
 from holdfast.incident import Incident
 
@@ -122,10 +122,10 @@ def is_kernels(address: int) -> bool:
 
 def region_words(region: Region) -> str:
     """«the map of /data/a.bin (r--s)», «the heap (rw-p)», «memory without a file (rw-p)»."""
-    if region.path == "[heap]":
+    if region.special == HEAP:
         named = "the heap"
-    elif region.path.startswith("["):
-        named = f"the region {region.path}"
+    elif region.special:
+        named = f"the region {region.special}"
     elif region.path:
         named = f"the map of {region.path}"
     else:
