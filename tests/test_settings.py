@@ -58,6 +58,8 @@ REFUSED = [
         ValueError,
         "max_bad is a share between 0.0 and 1.0 when it is a float, got 12.5 (for a count, write max_bad=13)",
     ),
+    ({"ranks": "together"}, ValueError, 'ranks must be "apart" or "agree", got \'together\''),
+    ({"ranks_grace_s": -1}, ValueError, "ranks_grace_s must be at least 0, got -1"),
     ({"breaker_patience": -1}, ValueError, "breaker_patience must be at least 0, got -1"),
     ({"breaker_patience": "5min"}, TypeError, "breaker_patience must be a number, got '5min'"),
 ]
@@ -95,6 +97,7 @@ ALLOWED = [
     {"max_restarts": 0},
     {"max_bad": None},
     {"breaker_patience": None},
+    {"ranks": "agree", "ranks_grace_s": 0},
     {"breaker_patience": 0},
     {"max_bad": 0},
     {"max_bad": 5},

@@ -87,8 +87,28 @@ class PositionError(HoldfastError, ValueError):
     """A loader's state cannot be taken up here: another dataset, other settings, or no state at all."""
 
 
+class RankFailedError(HoldfastError, RuntimeError):
+    """Another rank of this job has failed: this one cannot go on alone."""
+
+    def __init__(self, message: str, rank: int = -1) -> None:
+        super().__init__(message)
+        self.rank = rank  # the one that failed
+
+    def __reduce__(self) -> tuple[type[RankFailedError], tuple[str, int]]:
+        return type(self), (str(self), self.rank)
+
+
 class ForkedLoaderError(HoldfastError, RuntimeError):
     """An iterator was used in a process that is not the one which made it."""
+
+
+def rank_error(rank: int, fallen: int, words: str) -> RankFailedError:
+    return RankFailedError(
+        f"{words}\n"
+        f"  state    this rank, {rank}, is well, but its next collective would wait for rank {fallen} for ever\n"
+        f"  next     what rank {fallen} wrote itself: its log, or `holdfast incidents` on its machine",
+        fallen,
+    )
 
 
 def crash_error(incident: Incident, *, healthy_slots: int, delivered: int) -> WorkerCrashedError:

@@ -40,6 +40,9 @@ class FaultPolicy:
                     once there are 20 bad ones), end the epoch with TooManyFaultsError; None: no limit
     breaker_patience  seconds that are waited for a source that is gone (different samples fail alike, and some that
                     had been fetched before) until the epoch ends with SourceUnavailableError; None: for ever
+    ranks           "agree": in a job of several ranks each delivers as many batches as without faults, and when one
+                    gives up the others end with RankFailedError; "apart": each for itself
+    ranks_grace_s   seconds that a rank may wait in a collective for one that gave up, before its process is ended
     """
 
     on_error: FaultRule = "raise"
@@ -55,6 +58,8 @@ class FaultPolicy:
     restart_window_s: float = 60.0
     max_bad: int | float | None = 0.25
     breaker_patience: float | None = 300.0
+    ranks: Literal["apart", "agree"] = "apart"
+    ranks_grace_s: float = 30.0
 
     def __post_init__(self) -> None:
         _check_rule("on_error", self.on_error)
@@ -89,6 +94,9 @@ class FaultPolicy:
 
         if self.breaker_patience is not None:
             check_number("breaker_patience", self.breaker_patience, least=0)
+        if self.ranks not in ("apart", "agree"):
+            raise ValueError(f'ranks must be "apart" or "agree", got {self.ranks!r}')
+        check_number("ranks_grace_s", self.ranks_grace_s, least=0)
 
     @property
     def crash_rule(self) -> FaultRule:

@@ -23,7 +23,7 @@ from holdfast._fleet.runner import Runner
 from holdfast._worker.loop import StreamEnded, TaskFailed
 from holdfast._worker.randomness import Randomness
 from holdfast.incident import Decision, Failure, InHand
-from holdfast.loader import position
+from holdfast.loader import agreeing, position
 from holdfast.loader.door import Door, give_up_error, replacement_pool
 from holdfast.loader.jobs import JobSettings
 from holdfast.loader.raising import reraise
@@ -32,6 +32,8 @@ from holdfast.loader.single import Passage
 from holdfast.loader.source import Found
 from holdfast.loader.streams import StreamJob
 from holdfast.records import Event, Outcome
+
+_OVER = object()  # what a sampler that has no more is taken to give
 
 
 class _NoBox:
@@ -212,20 +214,23 @@ class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
         self._runner.begin()
         self._seq = self._passage.taken
         self._told = False
+        self._over = False
+        self._agreement = agreeing.agreement_of(policy)
 
     def _next_data(self) -> Any:
+        self._agreement.look()
         while True:
             if self._runner.given_up is not None:
                 if self._told:
                     raise StopIteration
                 self._told = True
                 self._end_epoch()
-                raise give_up_error(self._runner.given_up, self._ledger, self._policy)
-            try:
-                index = next(self._sampler_iter)
-            except StopIteration:
-                self._end_epoch()
-                raise
+                error = give_up_error(self._runner.given_up, self._ledger, self._policy)
+                self._agreement.gave_up(error)
+                raise error
+            index = next(self._sampler_iter, _OVER) if not self._over else _OVER
+            if index is _OVER:
+                return self._leave()
             seq, self._seq = self._seq, self._seq + 1
             self._door.draw(seq, index)
             self._runner.tell(r.TaskSubmitted(seq, 0, self._door.size_of(seq), True, ()))
@@ -238,21 +243,32 @@ class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
             if concluded is None:
                 continue
             if concluded.outcome is Outcome.ENDED:
-                self._end_epoch()
-                raise StopIteration
+                return self._leave()
             if concluded.outcome is Outcome.EMPTY:
                 self._ledger.emptied += 1
-                continue
+                if (data := self._agreement.emptied()) is agreeing.NOTHING:
+                    continue
+                return self._given(data)
             if concluded.outcome is Outcome.ERRORED:
                 self._ledger.errored += 1
                 assert concluded.incident is not None
                 reraise(concluded.incident)
-            data = concluded.payload.open()
-            if self._pin_memory:
-                data = torch_pin.pin_memory(data, self._pin_memory_device)
-            self._bookmark.delivered(self._passage)
-            self._ledger.delivered += 1
-            return data
+            return self._given(self._agreement.given(concluded.payload.open()))
+
+    def _given(self, data: Any) -> Any:
+        if self._pin_memory:
+            data = torch_pin.pin_memory(data, self._pin_memory_device)
+        self._bookmark.delivered(self._passage)
+        self._ledger.delivered += 1
+        return data
+
+    def _leave(self) -> Any:
+        """There are no more: the epoch is over, once other ranks have no more either."""
+        self._over = True
+        if (spare := self._agreement.ended()) is not agreeing.NOTHING:
+            return self._given(spare)
+        self._end_epoch()
+        raise StopIteration
 
     def _end_epoch(self) -> None:
         self._passage.end()

@@ -34,11 +34,11 @@ from holdfast._forensics.ledger import COUNTS, Ledger
 from holdfast.engines.choice import make_engine
 from holdfast.engines.watch import WatchSettings
 from holdfast.engines.workers import Stand
-from holdfast.loader import drawing, epochs, looking, resuming
+from holdfast.loader import agreeing, drawing, epochs, looking, resuming
 from holdfast.loader.door import Door, give_up_error, replacement_pool
 from holdfast.loader.jobs import JobSettings
 from holdfast.loader.pacing import Pacing
-from holdfast.loader.raising import annotate, reraise
+from holdfast.loader.raising import NOT_PICKLABLE, annotate, reraise
 from holdfast.loader.resuming import Bookmark, Track
 from holdfast.loader.samples import MapJob
 from holdfast.loader.streams import StreamJob
@@ -105,14 +105,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             self._engine.close()
             self._door.unsendable(error, self._engine.job)
-            warnings.warn(
-                "Got pickle error when attempting to start a worker Process. "
-                "This might be because the worker Process arguments are not picklable. "
-                "Python 3.14+ changed the multiprocessing start method in non-Mac POSIX platforms "
-                "to 'forkserver', which requires the worker Process arguments to be picklable. "
-                "You can also try multiprocessing.set_start_method('fork').",
-                stacklevel=3,
-            )
+            warnings.warn(NOT_PICKLABLE, stacklevel=3)
             raise
         except BaseException as error:
             self._engine.close()
@@ -161,6 +154,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         torch_loader._BaseDataLoaderIter._reset(self, loader, first_iter)
         self._sampler_iter = drawing.iterator_of(loader, self._sampler_iter, self._bookmark.resumed)
         self._ledger.begin_epoch()
+        self._agreement = agreeing.agreement_of(self._policy)
         self._send_idx = 0
         self._rcvd_idx = 0
         self._hand: tuple[int, Any] | None = None  # a batch that was opened and not returned yet
@@ -275,9 +269,13 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         self._check_owner()
         if self._hand is not None and self._hand[0] not in self._runner.concluded:
             return self._give()  # an interrupt came between booking this batch and returning it
+        self._agreement.look()
         while True:
             seq = self._next_seq()
             if seq is None:
+                if (spare := self._agreement.ended()) is not agreeing.NOTHING:
+                    self._ledger.delivered += 1
+                    return self._pinned(spare)
                 self._track.finished = True
                 self._bookmark.ended(self)
                 if self._persistent_workers:
@@ -291,7 +289,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             if concluded.outcome is Outcome.DELIVERED:
                 # Before anything is booked: when this is interrupted, the batch comes with the next call.
                 try:
-                    self._hand = seq, concluded.payload.open()
+                    self._hand = seq, self._agreement.given(concluded.payload.open())
                 except Exception as error:
                     problem = error
             slot = self._book(seq, concluded.outcome)
@@ -302,6 +300,8 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
                     self._unreadable(seq, slot, problem)
                 finally:
                     problem = None  # its traceback leads here: a cycle would keep the batch
+                if self._stands_in(seq):
+                    return self._give()
             elif concluded.outcome is Outcome.DELIVERED:
                 return self._give()
             else:
@@ -309,6 +309,8 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
                 self._door.forget(seq)
                 if concluded.outcome is Outcome.EMPTY:
                     self._ledger.emptied += 1
+                    if self._stands_in(seq):
+                        return self._give()
                 elif concluded.outcome is Outcome.ERRORED:
                     self._ledger.errored += 1
                     self._raise(concluded, slot)
@@ -349,17 +351,25 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         if self._pacing is not None and (wanted := self._pacing.delivered()) is not None:
             self._runner.tell(wanted)
         seq, data = self._hand
-        if self._pin_memory:
-            try:
-                data = torch_pin.pin_memory(data, self._pin_memory_device)
-            except Exception:
-                self._hand = None
-                raise
+        try:
+            data = self._pinned(data)
+        except Exception:
+            self._hand = None
+            raise
         self._bookmark.delivered(self)
         self._door.forget(seq)
         self._ledger.delivered += 1
         self._hand = None
         return data
+
+    def _pinned(self, data: Any) -> Any:
+        return torch_pin.pin_memory(data, self._pin_memory_device) if self._pin_memory else data
+
+    def _stands_in(self, seq: int) -> bool:
+        """Take another batch in hand for this one, which has lost all its samples; whether there is one."""
+        if (data := self._agreement.emptied()) is not agreeing.NOTHING:
+            self._hand = seq, data
+        return data is not agreeing.NOTHING
 
     def _unreadable(self, seq: int, slot: int, error: Exception) -> None:
         """A batch that the worker could pickle and this process cannot unpickle."""
@@ -396,7 +406,9 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
                 self._shutdown_workers()
                 self._outstanding.clear()  # told once; after that the epoch is over, so that nobody spins on it
                 self._ledger.end_epoch()
-                raise give_up_error(runner.given_up, self._ledger, self._policy)
+                error = give_up_error(runner.given_up, self._ledger, self._policy)
+                self._agreement.gave_up(error)
+                raise error
             since = time.monotonic()
             self._wait()
             if self._pacing is not None:

@@ -15,6 +15,14 @@ from torch._utils import ExceptionWrapper
 
 from holdfast.incident import Incident
 
+NOT_PICKLABLE = (  # torch's words, which its users search for
+    "Got pickle error when attempting to start a worker Process. "
+    "This might be because the worker Process arguments are not picklable. "
+    "Python 3.14+ changed the multiprocessing start method in non-Mac POSIX platforms "
+    "to 'forkserver', which requires the worker Process arguments to be picklable. "
+    "You can also try multiprocessing.set_start_method('fork')."
+)
+
 
 def reraise(incident: Incident) -> NoReturn:
     raise rebuilt(incident)

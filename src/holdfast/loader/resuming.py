@@ -282,6 +282,7 @@ def position_of(iterator: Any, given: bool) -> dict[str, Any]:
         "sent": iterator._send_idx,
         "next_slot": iterator._track.next_slot,
         "owed": iterator._owed,
+        "lacking": iterator._agreement.owed,
         "seqs": seqs,
         "owners": [outstanding[seq] for seq in seqs],
         "indices": None if again else [drawn[seq] for seq in seqs],
@@ -386,6 +387,7 @@ def go_on(iterator: Any, state: dict[str, Any]) -> None:
     iterator._rcvd_idx, iterator._send_idx = received, told.get("sent", received + len(seqs))
     iterator._track.drawn = told["sampler"]["drawn"]
     iterator._track.exhausted = told["sampler"]["exhausted"]
+    iterator._agreement.owed = told.get("lacking", 0)
     if same or indices is not None:
         owners = told["owners"] if same else [None] * len(seqs)
         drawn = [(None, False)] * len(owners) if indices is None else [(index, True) for index in indices]

@@ -241,6 +241,8 @@ _ELSEWHERE = {
     "sample_timeout": "Pool(task_timeout=…) has that",
     "max_bad": "every task has its own outcome, however many fail",
     "breaker_patience": "a pool's workers doubt no source",
+    "ranks": "a pool has no ranks",
+    "ranks_grace_s": "a pool has no ranks",
 }
 
 

@@ -1,0 +1,221 @@
+"""Ranks that agree: two real ones, with gloo between them."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from holdfast._system.bond import GAVE_UP, Bond, Fallen
+from ranked import BATCH, SAMPLES
+from transport.watching import wait_until
+
+pytestmark = pytest.mark.faults
+PROGRAM = Path(__file__).parent / "ranked.py"
+DEADLINE_S = 120
+
+
+class Ended(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+def job(tmp_path: Path, mode: str, *, first_to_end: int = 1) -> tuple[Ended, Ended]:
+    """Both ranks of a job, as they ended; the meeting place tells the other when `first_to_end` has."""
+    meeting = tmp_path / "meeting"
+    ranks = []
+    for rank in (0, 1):
+        command = [sys.executable, str(PROGRAM), str(rank), str(meeting), mode]
+        pipe = subprocess.PIPE
+        ranks.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
+    ended: dict[int, Ended] = {}
+    try:
+        for rank in (first_to_end, 1 - first_to_end):
+            out, err = ranks[rank].communicate(timeout=DEADLINE_S)
+            ended[rank] = Ended(ranks[rank].returncode, out, err)
+            meeting.with_name("meeting.ended").touch()
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    return ended[0], ended[1]
+
+
+def batches_of(ended: Ended) -> list[list[float]]:
+    found = re.search(r"rank \d: \d+ batches (\[.*\])", ended.out)
+    assert found, ended.err[-3000:]
+    batches: list[list[float]] = eval(found[1])
+    return batches
+
+
+@pytest.mark.parametrize("mode", ["map", "stream", "inline"])
+def test_ranks_deliver_as_many_batches_each_whatever_one_leaves_out(tmp_path: Path, mode: str) -> None:
+    """Else the job would hang in the collective that only one of them comes to. Exceptions, and a death."""
+    well, faulty = job(tmp_path, mode)
+
+    assert (well.status, faulty.status) == (0, 0), faulty.err[-3000:]
+    assert len(batches_of(well)) == SAMPLES // BATCH
+    batches = batches_of(faulty)
+    assert len(batches) == len(batches_of(well))
+    # Each sample that is good, once, in order; for batches without one the first that had some, where they were or at
+    # the end.
+    first = [2.0, 3.0]
+    rest = [batch for batch in batches if batch != first]
+    assert rest == [
+        [4.0, 5.0],
+        [6.0, 7.0],
+        [10.0, 11.0],
+        [12.0],
+        [14.0, 15.0],
+        [16.0, 17.0],
+        [18.0, 19.0],
+        [20.0, 21.0],
+    ]
+    assert batches.count(first) == 4
+
+
+def test_a_rank_apart_is_told_that_it_has_fewer_batches(tmp_path: Path) -> None:
+    """It is left as it is; once it is said what will come of it, and what to do."""
+    well, faulty = job(tmp_path, "apart")
+
+    assert len(batches_of(well)) - len(batches_of(faulty)) == 3
+    assert faulty.err.count('FaultPolicy(ranks="agree")') == 1
+    assert "ranks=" not in well.err
+
+
+def test_the_others_hear_of_a_rank_that_gave_up_when_they_ask_for_a_batch(tmp_path: Path) -> None:
+    """Whoever is not in a collective ends with an error that names it."""
+    well, faulty = job(tmp_path, "gives-up-apart")
+
+    assert faulty.status == 1
+    assert "TooManyFaultsError" in faulty.err
+    assert well.status == 1
+    assert "RankFailedError: rank 1 gave up: TooManyFaultsError: " in well.err
+
+
+def test_the_others_end_although_they_wait_in_a_collective(tmp_path: Path) -> None:
+    """The one that gave up lives on: nothing else would ever wake them."""
+    well, faulty = job(tmp_path, "caught", first_to_end=0)
+
+    assert well.status == 1
+    assert "holdfast: rank 1 gave up: TooManyFaultsError: " in well.err
+    assert "has stood still for 1 s" in well.err
+    assert "all_reduce" in well.err
+    assert faulty.status == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("gives-up", "rank 1 gave up: TooManyFaultsError: "),
+        ("raises", "rank 1 failed: KeyError: 'a bug in the training step'"),
+        ("killed", "rank 1 is gone: its process ended without a word"),
+    ],
+)
+def test_a_collective_that_fails_for_a_lost_rank_names_it(tmp_path: Path, mode: str, words: str) -> None:
+    """Of gloo's own words nobody knows which rank it was, and why."""
+    well, _ = job(tmp_path, mode)
+
+    assert well.status == 1
+    assert f"holdfast: {words}" in well.err or f"RankFailedError: {words}" in well.err, well.err[-3000:]
+
+
+def test_a_rank_that_is_done_alarms_nobody(tmp_path: Path) -> None:
+    well, faulty = job(tmp_path, "done")
+
+    assert (well.status, faulty.status) == (0, 0), well.err[-3000:]
+    assert "rank 0 is well" in well.out
+    assert "holdfast:" not in well.err
+
+
+# ---------------------------------------------------------------- the bond itself
+
+
+class Meeting:
+    """Where ranks of one process meet."""
+
+    def __init__(self) -> None:
+        self.address: bytes | None = None
+
+    def publish(self, told: bytes) -> None:
+        self.address = told
+
+    def find(self) -> bytes | None:
+        return self.address
+
+
+@pytest.fixture
+def bonds() -> Iterator[list[Bond]]:
+    meeting = Meeting()
+    made = [Bond(rank, meeting.publish, meeting.find) for rank in (2, 1, 0)][::-1]  # rank 0 comes last
+    assert wait_until(lambda: all(bond._met.is_set() for bond in made))
+    assert wait_until(lambda: {link.rank for link in made[0]._links.values()} == {1, 2})
+    yield made
+    for bond in made:
+        bond.close()
+
+
+@pytest.mark.parametrize("who", [0, 1, 2])
+def test_whoever_fails_is_heard_by_all_others(bonds: list[Bond], who: int) -> None:
+    bonds[who].tell(GAVE_UP, "why")
+
+    for other in (bond for bond in bonds if bond.rank != who):
+        assert other.await_fallen(10.0) == Fallen(who, GAVE_UP, "why")
+    assert bonds[who].fallen is None
+
+
+def test_one_that_comes_late_hears_what_was_said_before(bonds: list[Bond]) -> None:
+    bonds[1].tell(GAVE_UP, "why")
+    assert bonds[0].await_fallen(10.0) is not None
+    meeting = Meeting()
+    assert bonds[0]._listener is not None
+    port = bonds[0]._listener.getsockname()[1]
+    meeting.publish(f'{{"hosts": ["127.0.0.1"], "port": {port}, "token": "{bonds[0]._token}"}}'.encode())
+    late = Bond(3, meeting.publish, meeting.find)
+
+    assert late.await_fallen(10.0) == Fallen(1, GAVE_UP, "why")
+    late.close()
+
+
+def test_who_leaves_with_a_word_is_not_missed_and_who_leaves_without_is(bonds: list[Bond]) -> None:
+    bonds[2].close()
+    assert wait_until(lambda: len(bonds[0]._links) == 1)
+    assert bonds[0].fallen is None
+
+    (link,) = bonds[1]._links.values()
+    link.socket.shutdown(socket.SHUT_RDWR)  # as the kernel does when a process is killed
+
+    assert bonds[0].await_fallen(10.0) == Fallen(1, "gone")
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"token": "wrong", "rank": 7}\n', b"GET / HTTP/1.1\r\n\r\n", b"\xff\n", b"x" * 200_000]
+)
+def test_a_stranger_is_shown_out_and_moves_nobody(bonds: list[Bond], line: bytes) -> None:
+    """Whoever finds the port."""
+    assert bonds[0]._listener is not None
+    with socket.create_connection(bonds[0]._listener.getsockname()) as stranger:
+        stranger.settimeout(10)
+        try:
+            stranger.sendall(line + b'{"rank": 1, "how": "gave up", "said": "nonsense"}\n')
+            assert stranger.recv(1) == b""
+        except ConnectionError:
+            pass  # likewise
+
+    assert {link.rank for link in bonds[0]._links.values()} == {1, 2}
+    assert all(bond.fallen is None for bond in bonds)
+
+
+def test_no_thread_is_left(bonds: list[Bond]) -> None:
+    for bond in bonds:
+        bond.close()
+
+    assert not [thread for thread in threading.enumerate() if thread.name == "holdfast-ranks"]
