@@ -156,8 +156,8 @@ class Meeting:
 def bonds() -> Iterator[list[Bond]]:
     meeting = Meeting()
     made = [Bond(rank, meeting.publish, meeting.find) for rank in (2, 1, 0)][::-1]  # rank 0 comes last
-    assert wait_until(lambda: all(bond._met.is_set() for bond in made))
-    assert wait_until(lambda: {link.rank for link in made[0]._links.values()} == {1, 2})
+    assert all(bond.await_meeting(60) for bond in made)
+    assert wait_until(lambda: {link.rank for link in made[0]._links.values()} == {1, 2}, 60)
     yield made
     for bond in made:
         bond.close()

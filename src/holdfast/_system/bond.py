@@ -98,6 +98,10 @@ class Bond:
         self._met.wait(_MEETING_S)
         self._send(self._said)
 
+    def await_meeting(self, seconds: float) -> bool:
+        """Whether this rank is tied to rank 0, waiting a little for it."""
+        return self._met.wait(seconds)
+
     def await_fallen(self, seconds: float) -> Fallen | None:
         """Which other rank failed, waiting a little for the word of it."""
         with self._changed:
