@@ -1,0 +1,1 @@
+"""What the doctor finds, each provoked for real; and what it must not find."""
