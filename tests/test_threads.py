@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -115,3 +117,25 @@ def test_what_is_no_number_of_threads_is_refused(value):
     """At once, by name."""
     with pytest.raises((TypeError, ValueError), match="worker_threads must be"):
         holdfast.DataLoader(Told(), worker_threads=value)
+
+
+OPENCV = """
+import cv2, numpy, torch, holdfast
+image = numpy.zeros((2000, 2000, 3), numpy.uint8)
+class Blurred(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index): return cv2.GaussianBlur(image, (21, 21), 5)[0, 0, 0] + index
+cv2.setNumThreads(4)
+Blurred()[0]  # its pool has threads from now on
+loader = holdfast.DataLoader(Blurred(), num_workers=2, multiprocessing_context="fork")
+print([int(index) for index in loader])
+"""
+
+
+def test_workers_start_when_opencv_has_worked_before_the_fork():
+    """They do not wait for threads of its pool, which no fork has."""
+    pytest.importorskip("cv2")
+
+    ended = subprocess.run([sys.executable, "-c", OPENCV], capture_output=True, text=True, timeout=60)
+
+    assert ended.stdout == "[0, 1, 2, 3]\n", ended.stderr[-2000:]

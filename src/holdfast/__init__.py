@@ -46,7 +46,7 @@ _HOMES = {
     "WorkerHungError": "holdfast.errors",
     "WorkerStartError": "holdfast.errors",
 }
-_FOLDERS = ("graph",)  # public names of their own
+_FOLDERS = ("doctor", "graph")  # public names of their own
 
 __all__ = [
     "Adoption",
@@ -78,6 +78,7 @@ __all__ = [
     "WorkerCrashedError",
     "WorkerHungError",
     "WorkerStartError",
+    "doctor",
     "graph",
     "install",
     "installed",
@@ -90,7 +91,7 @@ __all__ = [
 if TYPE_CHECKING:
     from typing import Any
 
-    from holdfast import graph
+    from holdfast import doctor, graph
     from holdfast._forensics.alerts import Webhook
     from holdfast._share.mappings import SharedDict
     from holdfast._share.sequences import SharedList

@@ -96,12 +96,12 @@ class Group:
 
 def available_bytes(root: str = "/") -> int | None:
     """What the machine can still give."""
-    return _kib(_table(f"{root}/proc/meminfo").get("MemAvailable"))
+    return _kib(table(f"{root}/proc/meminfo").get("MemAvailable"))
 
 
 def total_bytes(root: str = "/") -> int | None:
     """All the memory that there is for us: the machine's, or the smallest limit of a group above us."""
-    machine = _kib(_table(f"{root}/proc/meminfo").get("MemTotal"))
+    machine = _kib(table(f"{root}/proc/meminfo").get("MemTotal"))
     limits = [group.limit_bytes for group in own_groups(root)]
     return min((limit for limit in (machine, *limits) if limit is not None), default=None)
 
@@ -195,8 +195,8 @@ class OomWatch:
 
     def surroundings(self, pid: int, *, killed: bool, sender: int | None = None) -> Surroundings:
         """Around a worker that has just died and is not yet reaped; `killed`: of SIGKILL."""
-        memory = _table(f"{self._root}/proc/meminfo")
-        shm = _room(f"{self._root}/dev/shm")
+        memory = table(f"{self._root}/proc/meminfo")
+        shm = room(f"{self._root}/dev/shm")
         return Surroundings(
             oom=self._oom(pid) if killed else Oom(),
             available_bytes=_kib(memory.get("MemAvailable")),
@@ -299,7 +299,7 @@ def command_of(pid: int, root: str = "/") -> str:
     return words if len(words) <= 100 else words[:99] + "…"
 
 
-def _table(path: str) -> dict[str, int]:
+def table(path: str) -> dict[str, int]:
     """Lines of «name value», or «name: value kB»."""
     rows = (line.split() for line in cgroups.text(path).splitlines())
     return {row[0].rstrip(":"): int(row[1]) for row in rows if len(row) >= 2 and row[1].isdigit()}
@@ -309,7 +309,7 @@ def _kib(value: int | None) -> int | None:
     return None if value is None else value * 1024
 
 
-def _room(path: str) -> tuple[int | None, int | None]:
+def room(path: str) -> tuple[int | None, int | None]:
     try:
         found = os.statvfs(path)
     except OSError:

@@ -47,7 +47,8 @@ def limit(count: int) -> None:
         loaded: Any = sys.modules.get(module)
         if loaded is not None:
             with contextlib.suppress(Exception):  # half imported, or another thing by that name
-                getattr(loaded, function)(count)
+                # OpenCV joins its threads when told 1, and in a fork these are not there to be joined. 0: none.
+                getattr(loaded, function)(0 if module == "cv2" and count == 1 else count)
 
 
 def _loaded() -> list[str]:

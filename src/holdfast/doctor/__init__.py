@@ -1,1 +1,42 @@
-"""What will kill workers on this machine with this loader, before it does: `holdfast doctor`."""
+"""What will kill workers on this machine with this loader, before it does: `holdfast doctor`.
+
+    from holdfast import doctor
+
+    print(doctor.examine(loader))
+
+The names load late: `import holdfast.doctor` costs nothing.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+
+_HOMES = {
+    "Examination": "holdfast.doctor.examination",
+    "Finding": "holdfast.doctor.findings",
+    "Rank": "holdfast.doctor.findings",
+    "examine": "holdfast.doctor.examination",
+}
+
+__all__ = ["Examination", "Finding", "Rank", "examine"]
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from holdfast.doctor.examination import Examination, examine
+    from holdfast.doctor.findings import Finding, Rank
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'holdfast.doctor' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(_HOMES))

@@ -17,6 +17,7 @@ class Rank(enum.Enum):
 
     WILL_KILL = "will kill"
     MAY_KILL = "may kill"
+    CHANGES_DATA = "changes data"  # nobody dies, but a sample is not what it was: no run can be repeated
     SLOWS_DOWN = "slows down"
 
 
