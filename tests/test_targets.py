@@ -1,0 +1,105 @@
+"""What «module:attribute» on the command line comes to.
+
+Reads   small modules that the tests write.
+Writes  sys.path and sys.modules, put back after each test.
+Never   a traceback where a sentence is due.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from holdfast.cli import targets
+
+MODULE = """
+import torch.utils.data as data
+print("loading")
+class Squares(data.Dataset):
+    def __init__(self, count=4): self.count = count
+    def __len__(self): return self.count
+    def __getitem__(self, index): return index * index
+class Callable(Squares):
+    def __call__(self): raise AssertionError("a dataset is not called")
+dataset = Callable()
+loader = data.DataLoader(dataset, batch_size=2)
+number = 3
+def make(): return data.DataLoader(Squares(9))
+def needs(path): return Squares()
+def fails():
+    raise OSError("no such bucket")
+def leaves(): raise SystemExit(3)
+class house: dataset = Squares(7)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    (tmp_path / "made_up_data.py").write_text(MODULE)
+    (tmp_path / "broken_data.py").write_text("import math\nimport no_such_package\n")
+    (tmp_path / "random.py").write_text("dataset = [1, 2, 3]\n")
+    (tmp_path / "v1.2-data.py").write_text("dataset = [1, 2]\n")
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if "data" in name or "_holdfast_target" in name:
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("place", ["made_up_data", "made_up_data.py", "./made_up_data.py"])
+def test_a_loader_or_dataset_is_found_by_module_or_file(folder, capsys, place):
+    """Named, dotted, or made by a function; what the module prints is no part of the answer."""
+    found = {
+        name: targets.load(f"{place}:{name}") for name in ("dataset", "loader", "make", "Squares", "house.dataset")
+    }
+
+    assert {name: len(target.dataset) for name, target in found.items()} == {
+        "dataset": 4,
+        "loader": 4,
+        "make": 9,
+        "Squares": 4,
+        "house.dataset": 7,
+    }
+    assert {name for name, target in found.items() if target.loader is not None} == {"loader", "make"}
+    assert found["loader"].loader.dataset is found["dataset"].dataset
+    assert sys.modules["made_up_data"].dataset is found["dataset"].dataset
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "made_up_data",
+            "'made_up_data' names no attribute; write made_up_data:dataset; it has made_up_data:dataset, ",
+        ),
+        ("made_up_data.py:", "'made_up_data.py:' names no attribute"),
+        (":dataset", "names no attribute"),
+        ("", "'' names no attribute; write module:dataset"),
+        ("made_up_data:datset", "made_up_data has no attribute 'datset'; it has made_up_data:dataset"),
+        ("made_up_data:number", "made_up_data:number is an int: neither a DataLoader nor a dataset"),
+        ("made_up_data:needs", "name a function that needs none"),
+        ("made_up_data:fails", "made_up_data:fails() raised OSError: no such bucket (made_up_data.py:16)"),
+        ("made_up_data:leaves", "made_up_data:leaves() raised SystemExit: 3"),
+        ("no_such_data:dataset", "there is no module 'no_such_data' here or in sys.path"),
+        ("broken_data:dataset", "No module named 'no_such_package' (broken_data.py:2)"),
+        ("broken_data.py:dataset", "No module named 'no_such_package' (broken_data.py:2)"),
+        ("./elsewhere.py:dataset", "there is no file ./elsewhere.py"),
+    ],
+)
+def test_a_sentence_says_what_is_wrong_with_a_name(folder, name, words):
+    """Where it cannot be imported, found or used; wrong usage for the shell."""
+    with pytest.raises(targets.TargetError) as raised:
+        targets.load(name)
+
+    assert words in raised.value.message
+    assert raised.value.exit_code == 2
+
+
+@pytest.mark.parametrize(("file", "count"), [("random.py", 3), ("v1.2-data.py", 2)])
+def test_a_file_is_found_whose_name_a_module_has_or_none_can(folder, file, count):
+    """Nobody gets Python's own `random` for his."""
+    assert len(targets.load(f"{file}:dataset").dataset) == count
