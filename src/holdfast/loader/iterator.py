@@ -142,8 +142,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             seeds_by_batch=self._seeds_by_batch,
             foreseen=self._ledger.quarantine.foreseen_in_streams(),
         )
-        job: MapJob | StreamJob = loader._make_job(settings, self._stream)
-        return job
+        return loader._make_job(settings, self._stream)  # type: ignore[no-any-return]
 
     # ------------------------------------------------------------ an epoch
 
