@@ -27,7 +27,7 @@ ROWS = (
     {"engines"},
     {"loader", "pool", "launch"},
     {"graph", "adoption"},
-    {"dashboard", "testing", "doctor"},
+    {"dashboard", "testing", "doctor", "checking", "measuring"},
     {"cli"},
     {"__main__"},
 )

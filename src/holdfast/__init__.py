@@ -35,10 +35,13 @@ _HOMES = {
     "Incident": "holdfast.incident",
     "IncidentKind": "holdfast.incident",
     "Statistics": "holdfast.statistics",
+    "CheckReport": "holdfast.checking.report",
+    "check": "holdfast.checking.check",
     "Webhook": "holdfast._forensics.alerts",
     "HoldfastError": "holdfast.errors",
     "SourceUnavailableError": "holdfast.errors",
     "ForkedLoaderError": "holdfast.errors",
+    "QuarantineFileError": "holdfast.errors",
     "PositionError": "holdfast.errors",
     "RankFailedError": "holdfast.errors",
     "TooManyFaultsError": "holdfast.errors",
@@ -50,6 +53,7 @@ _FOLDERS = ("doctor", "graph")  # public names of their own
 
 __all__ = [
     "Adoption",
+    "CheckReport",
     "DataLoader",
     "FaultPolicy",
     "ForkedLoaderError",
@@ -58,6 +62,7 @@ __all__ = [
     "IncidentKind",
     "Pool",
     "PoolBrokenError",
+    "QuarantineFileError",
     "RankExitedError",
     "RankFailedError",
     "RankHungError",
@@ -78,6 +83,7 @@ __all__ = [
     "WorkerCrashedError",
     "WorkerHungError",
     "WorkerStartError",
+    "check",
     "doctor",
     "graph",
     "install",
@@ -97,10 +103,13 @@ if TYPE_CHECKING:
     from holdfast._share.sequences import SharedList
     from holdfast._share.sharing import SharedPart, share, shared_parts
     from holdfast.adoption.installing import Adoption, install, installed, uninstall
+    from holdfast.checking.check import check
+    from holdfast.checking.report import CheckReport
     from holdfast.errors import (
         ForkedLoaderError,
         HoldfastError,
         PositionError,
+        QuarantineFileError,
         RankFailedError,
         SourceUnavailableError,
         TooManyFaultsError,

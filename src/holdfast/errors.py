@@ -98,6 +98,10 @@ class RankFailedError(HoldfastError, RuntimeError):
         return type(self), (str(self), self.rank)
 
 
+class QuarantineFileError(HoldfastError, ValueError):
+    """A quarantine file cannot be read, or is of another dataset."""
+
+
 class ForkedLoaderError(HoldfastError, RuntimeError):
     """An iterator was used in a process that is not the one which made it."""
 

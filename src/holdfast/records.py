@@ -30,6 +30,8 @@ class TaskSubmitted(NamedTuple):
     size: int
     skippable: bool = True  # False: a stream, which may be unable to step over a sample
     known_bad: tuple[int, ...] = ()  # positions of samples that have killed workers before
+    spared: tuple[int, ...] = ()  # positions that are left out from the start: a quarantine file names them
+    exchanged: tuple[int, ...] = ()  # likewise, and another sample takes their place
 
 
 @dataclass(frozen=True)

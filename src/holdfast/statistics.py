@@ -61,6 +61,7 @@ class Statistics:
     advice: str = ""  # one line on what to change, where the figures say so
     workers: int = 0  # that may live now: num_workers, or fewer where memory is scarce, or what "auto" found
     breaker: str = "closed"  # or «open since 12 s: ConnectionRefusedError: …», or «given up after 300 s: …»
+    spared: int = 0  # samples that were left out or replaced without a try, because the file `quarantine=` names them
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

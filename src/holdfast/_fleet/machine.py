@@ -52,6 +52,7 @@ class Machine:
         self.retries = 0
         self.replaced = 0
         self.recycled = 0
+        self.spared = 0
         self.bad = 0
         self.drawn = 0
         self._intensity = Intensity(policy.max_restarts, policy.restart_window_s)
@@ -103,7 +104,7 @@ class Machine:
             self._do(r.ConcludeTask(event.seq, Outcome.ENDED))
             return
         task = self.tasks[event.seq] = Task(event.seq, event.slot, event.size, event.skippable)
-        if event.known_bad and self._leave_out(task, event.known_bad):
+        if (event.known_bad or event.spared or event.exchanged) and self._leave_out(task, event):
             del self.tasks[event.seq]
             self._do(r.ConcludeTask(event.seq, Outcome.EMPTY))
             return
@@ -111,12 +112,11 @@ class Machine:
         if self.crew.is_short and event.slot >= 0 and self.slots[event.slot].state == "empty":
             self.crew.arrange()
 
-    def _leave_out(self, task: Task, positions: tuple[int, ...]) -> bool:
-        """Leave out what has killed workers in an earlier epoch; True when nothing is left."""
-        if self.policy.crash_rule == "skip":
-            task.excluded.update(positions)
-        elif self.policy.crash_rule == "replace":
-            task.substitutes.update(dict.fromkeys(positions, 1))
+    def _leave_out(self, task: Task, event: r.TaskSubmitted) -> bool:
+        """Leave out what is known to be bad, by an earlier epoch or by a file; True when nothing is left."""
+        task.leave_out(event, self.policy.crash_rule)
+        self.spared += len(event.spared) + len(event.exchanged)
+        self.replaced += len(event.exchanged)
         return not task.live()
 
     def _worker_ready(self, event: r.WorkerReady, now: float) -> None:

@@ -44,6 +44,15 @@ class Task:
     is_asked_about: bool = False  # the user's callable has yet to say what becomes of it
     undelivered: int = 0  # how many workers died while they handed it over
 
+    def leave_out(self, event: r.TaskSubmitted, rule: object) -> None:
+        """Leave out, or replace, what is known to be bad; `rule`: for what has killed workers in an earlier epoch."""
+        if rule == "skip":
+            self.excluded.update(event.known_bad)
+        elif rule == "replace":
+            self.substitutes.update(dict.fromkeys(event.known_bad, 1))
+        self.excluded.update(event.spared)
+        self.substitutes.update(dict.fromkeys(event.exchanged, 1))
+
     def keeps_being_undelivered(self) -> bool:
         """One more has died so. That is nobody's fault, until it is no chance any more."""
         self.undelivered += 1

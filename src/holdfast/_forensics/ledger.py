@@ -25,7 +25,7 @@ from holdfast.statistics import Load
 log = logging.getLogger("holdfast")
 
 _MOST_NAMED = 8
-COUNTS = ("restarts", "retries", "replaced", "recycled")  # that a machine and a ledger have in common
+COUNTS = ("restarts", "retries", "replaced", "recycled", "spared")  # that a machine and a ledger have in common
 KEPT_WHOLE = 100  # incidents that keep their evidence in memory; the journal has that of all
 
 
@@ -54,12 +54,20 @@ class Quarantine(Mapping[Any, Incident]):
     def __init__(self) -> None:
         self._incidents: dict[Any, Incident] = {}
         self._deadly: set[Any] = set()
+        self._foreseen: set[Any] = set()
 
     def put(self, index: Any, incident: Incident) -> None:
         key = key_of(index)
         self._incidents[key] = incident
         if incident.kind is not IncidentKind.EXCEPTION:
             self._deadly.add(key)
+
+    def foresee(self, index: Any, incident: Incident) -> None:
+        """Put a sample in that was found to be bad before this loader was made: it is not tried at all."""
+        key = key_of(index)
+        self._incidents[key] = incident
+        self._deadly.add(key)
+        self._foreseen.add(key)
 
     def exchange(self, old: Incident, new: Incident) -> None:
         for key in map(key_of, old.indices):
@@ -68,6 +76,16 @@ class Quarantine(Mapping[Any, Incident]):
 
     def is_deadly(self, index: Any) -> bool:
         return key_of(index) in self._deadly
+
+    def is_foreseen(self, index: Any) -> bool:
+        return key_of(index) in self._foreseen
+
+    def foreseen_in_streams(self) -> frozenset[tuple[int, int]]:
+        return frozenset(key for key in self._foreseen if isinstance(key, StreamIndex))
+
+    @property
+    def has_foreseen(self) -> bool:
+        return bool(self._foreseen)
 
     @property
     def has_deadly(self) -> bool:
@@ -117,6 +135,7 @@ class Ledger:
         self.retries = 0
         self.replaced = 0
         self.recycled = 0
+        self.spared = 0
         self.loads: tuple[Load, ...] = ()  # what workers did with the last seconds of the last epoch
         self.throttling: tuple[Throttled, ...] | None = None  # counts when the first workers were started
         self.goods: tuple[Any, ...] = ()  # indices of samples that were fetched well in an earlier epoch

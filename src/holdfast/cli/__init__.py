@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-VERBS = ("doctor", "run", "incidents", "report", "explain", "forget")  # in the order in which one needs them
+# in the order in which one needs them
+VERBS = ("doctor", "check", "run", "incidents", "report", "explain", "forget")
 
 
 class _Verbs(click.Group):

@@ -24,7 +24,7 @@ from holdfast._system import cpus
 from holdfast.errors import PositionError
 from holdfast.incident import Incident
 from holdfast.limits import budget_of, limits_of
-from holdfast.loader import pacing
+from holdfast.loader import pacing, quarantine_file
 from holdfast.loader.inline import InlineIterator
 from holdfast.loader.iterator import SupervisedIterator
 from holdfast.loader.jobs import JobSettings
@@ -75,6 +75,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
              goes on from it
     journal_every  so many batches are delivered between two positions in that file
     journal_resume  True: the loader begins with the newest position in that file, if there is one
+    quarantine   a file by `holdfast check`, or several: its samples are not tried, but replaced where `faults` says so
+             and else left out; where it is of another dataset, an error says what changed
     snapshot_every_n_steps  as torchdata's loader has it; positions here cost batches nothing, so it changes nothing
 
     A worker that dies is replaced and its work done again, whatever the policy: batches, their order and their
@@ -113,6 +115,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         journal_every: int = 100,
         journal_resume: bool = False,
         snapshot_every_n_steps: int | None = None,
+        quarantine: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     ) -> None:
         self._sizing = pacing.new_sizing() if pacing.is_auto(num_workers) else None
         if self._sizing is not None:
@@ -162,10 +165,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self._bookmark.file = PositionFile(journal_position, journal_every)
             if journal_resume:
                 self.load_position()
+        # Beside the property of that name: libraries that make a loader anew look for its arguments here.
+        self.__dict__["quarantine"] = quarantine
+        if quarantine is not None:
+            quarantine_file.obey(quarantine, self)
 
     def _get_iterator(self) -> Any:
         if self.num_workers == 0:
-            if self._policy.on_error == "raise" and not self._policy.retry_on:
+            plain = self._policy.on_error == "raise" and not self._policy.retry_on
+            if plain and not self._ledger.quarantine.has_foreseen:
                 return SingleIterator(self)
             return InlineIterator(self)
         self.check_worker_number_rationality()

@@ -90,12 +90,21 @@ class Door:
         index = self.drawn[seq]
         return len(index) if self.batched and hasattr(index, "__len__") else 1
 
-    def known_bad(self, seq: int) -> tuple[int, ...]:
-        """Positions of samples that have killed workers in an earlier epoch."""
+    def known_bad(self, seq: int) -> tuple[tuple[int, ...], ...]:
+        """Positions of samples that are known to be bad, as `TaskSubmitted` has them: by an earlier epoch, in which
+        they killed workers; by a quarantine file, left out; likewise, replaced.
+        """
         quarantine = self.ledger.quarantine
         if self.stream or not quarantine.has_deadly:
             return ()
-        return tuple(p for p, i in enumerate(self._listed(self.drawn[seq])) if quarantine.is_deadly(i))
+        deadly = {p: i for p, i in enumerate(self._listed(self.drawn[seq])) if quarantine.is_deadly(i)}
+        foreseen = {p: quarantine[i].kind for p, i in deadly.items() if quarantine.is_foreseen(i)}
+        exchanged = tuple(p for p, kind in foreseen.items() if self._candidates.get(seq) and self._replaces(kind))
+        spared = tuple(p for p in foreseen if p not in exchanged)
+        return tuple(p for p in deadly if p not in foreseen), spared, exchanged
+
+    def _replaces(self, kind: IncidentKind) -> bool:
+        return (self.policy.on_error if kind is IncidentKind.EXCEPTION else self.policy.crash_rule) == "replace"
 
     def encode(self, seq: int, plan: Plan) -> bytes:
         index = self.drawn[seq]

@@ -20,6 +20,7 @@ from torch.utils.data._utils import pin_memory as torch_pin
 from holdfast import records as r
 from holdfast._fleet.machine import Machine
 from holdfast._fleet.runner import Runner
+from holdfast._forensics.ledger import COUNTS
 from holdfast._worker.loop import StreamEnded, TaskFailed
 from holdfast._worker.randomness import Randomness
 from holdfast.incident import Decision, Failure, InHand
@@ -233,8 +234,9 @@ class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
                 return self._leave()
             seq, self._seq = self._seq, self._seq + 1
             self._door.draw(seq, index)
-            self._runner.tell(r.TaskSubmitted(seq, 0, self._door.size_of(seq), True, ()))
+            self._runner.tell(r.TaskSubmitted(seq, 0, self._door.size_of(seq), True, *self._door.known_bad(seq)))
             self._runner.wait(0)
+            self._count()
             concluded = self._runner.concluded.pop(seq, None)
             self._door.forget(seq)
             if self._runner.problem is not None:
@@ -269,6 +271,11 @@ class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
             return self._given(spare)
         self._end_epoch()
         raise StopIteration
+
+    def _count(self) -> None:
+        for name in COUNTS:
+            setattr(self._ledger, name, getattr(self._ledger, name) + getattr(self._machine, name))
+            setattr(self._machine, name, 0)
 
     def _end_epoch(self) -> None:
         self._passage.end()

@@ -140,9 +140,9 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             limits=loader._limits,
             persistent=self._persistent_workers,
             seeds_by_batch=self._seeds_by_batch,
+            foreseen=self._ledger.quarantine.foreseen_in_streams(),
         )
-        job: MapJob | StreamJob = loader._make_job(settings, self._stream)
-        return job
+        return loader._make_job(settings, self._stream)  # type: ignore[no-any-return]
 
     # ------------------------------------------------------------ an epoch
 
@@ -229,7 +229,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         self._door.draw(seq, index)
         self._outstanding[seq] = slot
         door = self._door
-        self._runner.tell(r.TaskSubmitted(seq, slot, door.size_of(seq), not self._stream, door.known_bad(seq)))
+        self._runner.tell(r.TaskSubmitted(seq, slot, door.size_of(seq), not self._stream, *door.known_bad(seq)))
 
     def _choose_slot(self) -> int | None:
         """Whose batch it is: the next one's in turn, as in torch; -1: whoever has time."""

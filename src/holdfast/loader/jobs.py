@@ -48,6 +48,7 @@ class JobSettings:
     limits: Limits = NO_LIMITS
     seeds_by_batch: bool = False  # random numbers depend on the batch alone, not on who makes it
     persistent: bool = False  # workers live on after their epoch
+    foreseen: frozenset[tuple[int, int]] = frozenset()  # known to be bad: worker, and which sample of its stream
 
 
 class Again(Exception):

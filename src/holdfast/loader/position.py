@@ -175,7 +175,7 @@ class LedgerTeller:
 
 def restore_ledger(ledger: Ledger, told: Mapping[str, Any]) -> None:
     for name in ("delivered", "errored", "emptied", *COUNTS):
-        setattr(ledger, name, told[name])
+        setattr(ledger, name, told.get(name, 0))
     ledger.earlier = max(0, told["incidents"] - len(ledger.incidents))
     for sample in told["quarantine"]:
         ledger.quarantine.put(_to_index(sample["sample"]), Incident.from_dict(sample["incident"]))

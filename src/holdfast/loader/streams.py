@@ -39,6 +39,12 @@ _SNAPSHOT_EVERY = 20
 _LARGEST_KEPT = 1 << 20
 
 
+_CANNOT_SKIP = (
+    "the quarantine file names samples of this stream, and its iterator cannot step over a sample: they are tried. "
+    "Give the iterator a method skip(n)"
+)
+
+
 class _PlainPickler(pickle.Pickler):
     """Refuses what is large, and what would run a user's code: a worker's dataset is in use, not on its way."""
 
@@ -121,6 +127,10 @@ class StreamJob(LoaderJob):
             self._fresh = self.keep_dataset()  # a retry calls iter(dataset) again, which may change it
         self._iterator = self._iterator_at(base)
         self.can_skip = hasattr(self._iterator, "skip")
+        self._foreseen = {ordinal for worker, ordinal in self.settings.foreseen if worker == self.slot}
+        if self._foreseen and not self.can_skip:
+            log.warning("worker %d: %s", self.slot, _CANNOT_SKIP)
+            self._foreseen.clear()
         self._taken = base.taken
         if base.random is not None and place.taken > base.taken:
             self.desk.randomness.set(base.random)
@@ -272,14 +282,17 @@ class StreamJob(LoaderJob):
 
     def _take_into(self, samples: dict[int, Any], seq: int, position: int, end: int, excluded: frozenset[int]) -> None:
         """Take samples for positions up to `end`; under «replace» a failed one makes room for one more."""
-        box = self.desk.box
+        box, foreseen = self.desk.box, self._foreseen
         box.enter(Stage.FETCHING, seq)
         while position < end and not self._ended:
             box.fetch(position)
-            if position in excluded and self.can_skip:
+            known = self._taken in foreseen if foreseen else False
+            if known or (position in excluded and self.can_skip):
                 self._skip_one()
                 self._stepped_over.append(self._taken)
                 self._taken += 1
+                if known and self.settings.policy.on_error == "replace":
+                    end += 1
                 position += 1
                 continue
             try:

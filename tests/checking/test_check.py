@@ -1,0 +1,225 @@
+"""`holdfast.check`: exactly the bad samples are found, whatever they do; figures, shards, streams, going on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import holdfast
+from checking.datasets import KINDS, MIB, Planted, Stream, Uneven, planted
+from holdfast.cli import main
+from holdfast.errors import PositionError
+from transport.watching import wait_until
+
+pytestmark = pytest.mark.faults
+SIZE = 100_000
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_exactly_the_planted_samples_are_found_of_ten_kinds(method, tmp_path):
+    """Fifty of 100,000, five of each kind, among them neighbours and both ends; each with its verdict."""
+    kinds = list(KINDS) * 5
+    places = [0, 1, 2, 500, SIZE - 1, *(700 + 2111 * number for number in range(45))]
+    dataset = Planted(SIZE, dict(zip(places, kinds, strict=True)))
+
+    report = holdfast.check(
+        dataset,
+        workers=2,
+        start_method=method,
+        sample_timeout=0.8,
+        memory_limit="300MiB",
+        output=tmp_path / "quarantine.json",
+    )
+
+    assert {sample.index: dataset.planted[sample.index] for sample in report.bad} == dataset.planted
+    judged = {(dataset.planted[sample.index], sample.verdict) for sample in report.bad}
+    assert [pair for pair in judged if pair[1] not in KINDS[pair[0]]] == []
+    assert (report.checked, report.total, report.complete, report.good) == (SIZE, SIZE, True, False)
+    loader = holdfast.DataLoader(dataset, 500, num_workers=2, quarantine=tmp_path / "quarantine.json")
+    delivered = [int(index) for batch in loader for index in batch]
+    assert delivered == [index for index in range(SIZE) if index not in dataset.planted]
+    assert not loader.incidents  # nobody has tried them
+    assert (loader.statistics().spared, loader.statistics().quarantined) == (50, 50)
+
+
+def test_slow_and_huge_samples_are_named_and_figures_are_right():
+    """One of 400 is slow, one is huge; all else is as usual."""
+    report = holdfast.check(Uneven(), workers=2, start_method="fork")
+
+    assert report.good
+    assert [each.index for each in report.slow] == [123]
+    assert [each.index for each in report.huge] == [77]
+    assert report.seconds.max_index == 123
+    assert 0.4 <= report.seconds.max == report.slow[0].value
+    assert report.seconds.p50 <= report.seconds.p99 < report.seconds.threshold
+    assert (report.bytes.max_index, report.bytes.beyond) == (77, 1)
+    assert report.bytes.p50 == pytest.approx(118, rel=0.05)
+    assert report.bytes.max == 3 * MIB + 18
+    assert "max 3 MiB (sample 77)" in str(report)
+
+
+def test_shards_are_the_whole_and_a_sample_is_spread_evenly():
+    """Eight machines check everything once between them; a share of it has some of every part."""
+    found = [holdfast.check(planted, workers=1, shard=(n, 3), start_method="fork") for n in (1, 2, 3)]
+    some = holdfast.check(planted, workers=1, sample="5%", start_method="fork", seed=3)
+
+    assert sum(report.checked for report in found) == 2000
+    assert [[sample.index for sample in report.bad] for report in found] == [[7, 500], [], [1999]]
+    assert found[0].choice == "shard 1 of 3"
+    assert (some.checked, some.choice) == (100, "5 %")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_stream_is_checked_by_worker_and_place(method):
+    """Sample 9 of 40 is the fifth of worker 1; one that kills is stepped over where the iterator can."""
+    report = holdfast.check(Stream(40, bad=(9,), deadly=(20,)), workers=2, start_method=method)
+
+    assert [(sample.worker, sample.index) for sample in report.bad] == [(0, 10), (1, 4)]
+    assert (report.checked, report.complete, report.stream_workers) == (40, True, 2)
+
+
+def test_what_a_stream_cannot_reach_is_told():
+    """An iterator that cannot step over a killer: the rest of its worker's stream was not checked, and that is said."""
+    report = holdfast.check(Stream(40, deadly=(20,), skips=False), workers=2, start_method="fork")
+
+    assert [(sample.worker, sample.index) for sample in report.bad] == [(0, 10)]
+    assert (report.good, report.complete, report.checked) == (False, False, 21)
+    assert "worker 0's stream from its sample 0 on: sample 10 ends the worker" in report.unreached[0]
+
+
+def test_two_shards_of_a_stream_share_it_as_twice_as_many_workers_would():
+    """The dataset's own splitting serves: it sees four workers."""
+    found = [holdfast.check(Stream(41, bad=(9,)), workers=2, shard=f"{n}/2", start_method="fork") for n in (1, 2)]
+
+    assert sum(report.checked for report in found) == 41
+    assert [(sample.worker, sample.index) for report in found for sample in report.bad] == [(1, 2)]
+    assert found[0].stream_workers == 4
+
+
+# ---------------------------------------------------------------- killed, and going on
+
+
+@pytest.mark.parametrize("kind", ["slow", "slow_stream"])
+def test_a_check_that_is_killed_goes_on_where_it_was(kind, tmp_path):
+    """Not from the beginning: what was checked is not tried again, what was found bad is not forgotten."""
+    state, log = tmp_path / "state.json", tmp_path / "log"
+    command = [sys.executable, "-m", "holdfast", "check", f"{TESTS}/checking/slowly.py:{kind}", "--json"]
+    command += ["--state", str(state), "--workers", "2", "--start-method", "fork"]
+    environment = os.environ | {"CHECK_LOG": str(log), "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def lines() -> list[str]:
+        return log.read_text().split() if log.exists() else []
+
+    first = subprocess.Popen(command, env=environment | {"CHECK_HOLD": "150"}, stderr=subprocess.PIPE, text=True)
+    try:
+        assert wait_until(lambda: state.exists() and json.loads(state.read_text())["checked"] >= 50, 60.0)
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.communicate()
+    done = json.loads(state.read_text())["checked"]
+    log.unlink()
+    second = subprocess.run([*command, "--resume"], env=environment, capture_output=True, text=True, timeout=60)
+
+    report = json.loads(second.stdout)
+    assert second.returncode == 1, second.stderr
+    assert (report["checked"], report["complete"]) == (200, True)
+    assert len(report["bad"]) == 1
+    assert not state.exists()
+    if kind == "slow":  # a stream without a state of its own is taken from the start, and thrown away
+        assert len(set(lines())) == 200 - done - 1
+        assert report["bad"][0]["index"] == 3
+
+
+def test_a_state_of_another_choice_is_refused(tmp_path):
+    """In words."""
+    from holdfast.checking.plan import choice_of
+    from holdfast.checking.state import Progress, StateFile
+    from holdfast.loader import fingerprint
+
+    StateFile(tmp_path / "state", fingerprint.of(planted), choice_of("5%", None)).write(Progress())
+
+    with pytest.raises(PositionError, match=r"is of a check of 5 %; go on with the same choice"):
+        holdfast.check(planted, state_file=tmp_path / "state", resume=True)
+
+
+# ---------------------------------------------------------------- what is no good
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "said"),
+    [
+        ({"sample": "0%"}, ValueError, "more than"),
+        ({"sample": "some"}, TypeError, '"5%" or 0.05'),
+        ({"shard": "9/8"}, ValueError, 'from "1/8" to "8/8"'),
+        ({"shard": 3}, TypeError, "the first of eight"),
+        ({"workers": 0}, ValueError, "workers must be at least 1"),
+        ({"huge": "big"}, TypeError, "huge must be a size"),
+        ({"output": "/nowhere/at/all.json"}, FileNotFoundError, "no folder /nowhere/at"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(more, error, said):
+    """Before anything is started."""
+    with pytest.raises(error, match=said):
+        holdfast.check(planted, **more)
+
+
+def test_what_cannot_be_checked_is_refused():
+    """With the reason."""
+    with pytest.raises(TypeError, match="is an iterator, and can be gone through once only"):
+        holdfast.check(iter([1, 2]))
+    with pytest.raises(ValueError, match="sample= needs a map-style dataset"):
+        holdfast.check(Stream(3), sample="5%")
+
+
+# ---------------------------------------------------------------- the command
+
+
+def ask(*arguments: str) -> Any:
+    return CliRunner().invoke(main, ["check", *arguments, "--start-method", "fork"])
+
+
+def test_the_command_lists_the_bad_and_writes_them(tmp_path, monkeypatch):
+    """Exit status 1, three rows, and a file that a loader obeys."""
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
+    output = tmp_path / "bad.json"
+
+    result = ask("checking.datasets:loader", "--output", str(output))
+
+    assert result.exit_code == 1, result.output
+    assert "checking.datasets:loader: 3 bad samples" in result.output
+    assert "500                  exited  " in result.output
+    assert f'DataLoader(..., quarantine="{output}")' in result.output
+    assert [sample["index"] for sample in json.loads(output.read_text())["samples"]] == [7, 500, 1999]
+    batch = next(iter(holdfast.DataLoader(planted, 1000, num_workers=0, quarantine=output)))
+    assert batch.tolist()[6:9] == [6, 8, 9]
+
+
+def test_the_command_says_by_its_status_that_all_is_well_or_usage_wrong(tmp_path, monkeypatch):
+    """0, 2 and 2."""
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
+
+    good = ask("checking.datasets:good", "--json")
+
+    assert (good.exit_code, json.loads(good.output)["good"]) == (0, True)
+    assert ask("checking.datasets:good", "--sample", "200%").exit_code == 2
+    assert ask("checking.datasets:nothing").exit_code == 2
+
+
+def test_a_source_that_is_gone_ends_the_check_with_a_status_of_its_own(tmp_path, monkeypatch):
+    """Nothing is condemned for it."""
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
+
+    result = ask("checking.datasets:gone", "--patience", "0.2")
+
+    assert result.exit_code == 3
+    assert "SourceUnavailableError" in result.output
+    assert "with --resume goes on" in result.output
