@@ -31,10 +31,11 @@ from holdfast import records as r
 from holdfast._fleet.machine import Machine
 from holdfast._fleet.runner import Concluded, Runner
 from holdfast._forensics.ledger import COUNTS, Ledger
+from holdfast._metrics.layout import LEFT
 from holdfast.engines.choice import make_engine
 from holdfast.engines.watch import WatchSettings
 from holdfast.engines.workers import Stand
-from holdfast.loader import drawing, epochs, looking, resuming
+from holdfast.loader import drawing, epochs, looking, metered, resuming
 from holdfast.loader.door import Door, give_up_error, replacement_pool
 from holdfast.loader.jobs import JobSettings
 from holdfast.loader.pacing import Pacing
@@ -98,6 +99,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         self._door.imports_main = self._engine.imports_main
         self._runner = Runner(self._engine, self._machine, self._door)
         self._ledger.breaker = self._machine.breaker
+        self._metered = metered.attach(loader, self._runner, self._machine, self._engine, self._door)
         if not self._in_order:
             self._runner.arrived = deque()
         try:
@@ -161,6 +163,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         torch_loader._BaseDataLoaderIter._reset(self, loader, first_iter)
         self._sampler_iter = drawing.iterator_of(loader, self._sampler_iter, self._bookmark.resumed)
         self._ledger.begin_epoch()
+        self._metered.begin()
         self._send_idx = 0
         self._rcvd_idx = 0
         self._hand: tuple[int, Any] | None = None  # a batch that was opened and not returned yet
@@ -284,6 +287,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
                     self._engine.rest()
                 else:
                     self._shutdown_workers()
+                self._metered.end()
                 self._ledger.end_epoch()
                 raise StopIteration
             concluded = self._runner.concluded[seq]
@@ -303,6 +307,10 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
                 finally:
                     problem = None  # its traceback leads here: a cycle would keep the batch
             elif concluded.outcome is Outcome.DELIVERED:
+                words = self._metered.words
+                left = words[LEFT] = words[LEFT] - 1
+                if left <= 0:
+                    self._metered.gave(seq, concluded.payload)
                 return self._give()
             else:
                 self._draw_owed()
@@ -399,12 +407,13 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
                 raise give_up_error(runner.given_up, self._ledger, self._policy)
             since = time.monotonic()
             self._wait()
+            self._metered.waited(since)
             if self._pacing is not None:
                 self._pacing.waited(since)
 
     def _wait(self) -> None:
         if self._timeout <= 0:
-            self._runner.wait(None)
+            self._runner.wait(self._metered.patience_s)
             return
         known = (len(self._runner.concluded), self._engine.epoch_begun)
         deadline = time.monotonic() + self._timeout
@@ -475,6 +484,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         self._bookmark.left(self)
         self._ledger.loads = self.loads()  # advice is asked for after an epoch more often than in it
         self._shutdown = True
+        self._metered.detach()
         self._door.remember(self._machine.breaker.good_batch)
         self._machine.breaker.rest()
         for name, count in self.counts().items():
