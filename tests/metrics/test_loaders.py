@@ -29,10 +29,15 @@ def test_counts_are_on_the_board_when_batches_were_delivered():
     snapshot = jobs.only_job().snapshot()
 
     assert all(given == shown for given, shown in seen)
-    assert snapshot["delivered"] == 16 and snapshot["samples"] == 62 and snapshot["epoch"] == 0
-    assert snapshot["restarts"] == 2 and snapshot["retries"] == 1 and snapshot["quarantined"] == 2
+    assert snapshot["delivered"] == 16
+    assert snapshot["samples"] == 62
+    assert snapshot["epoch"] == 0
+    assert snapshot["restarts"] == 2
+    assert snapshot["retries"] == 1
+    assert snapshot["quarantined"] == 2
     assert snapshot["by_verdict"] == {"exception": 1, "exited": 1}
-    assert snapshot["memory_limit"] == 2 << 30 and snapshot["bytes"] > 0
+    assert snapshot["memory_limit"] == 2 << 30
+    assert snapshot["bytes"] > 0
     assert sum(snapshot["histograms"]["fetch"]["counts"]) > 0
     assert len(snapshot["histograms"]["send"]["counts"]) == len(snapshot["histograms"]["send"]["bounds"]) + 1
     json.dumps(snapshot)
@@ -48,8 +53,11 @@ def test_events_tell_the_run_when_workers_die():
 
     assert [event["n"] for event in events] == list(range(1, last + 1))
     kinds = [event["kind"] for event in events if event["kind"] != "tick"]
-    assert kinds[0] == "job-began" and kinds[-1] == "epoch-ended"
-    assert kinds.count("worker-started") == 4 and kinds.count("worker-died") == 2 and kinds.count("quarantine") == 2
+    assert kinds[0] == "job-began"
+    assert kinds[-1] == "epoch-ended"
+    assert kinds.count("worker-started") == 4
+    assert kinds.count("worker-died") == 2
+    assert kinds.count("quarantine") == 2
     told = {event["id"]: event for event in events if event["kind"] == "incident"}
     assert set(told) == {incident.id for incident in loader.incidents}
     assert all(told[incident.id]["sentence"] == str(incident) for incident in loader.incidents)
@@ -75,8 +83,11 @@ def test_the_sample_in_hand_is_seen_when_the_trainer_does_nothing(tmp_path):
     gate.touch()
     rest = list(batches)
 
-    assert first["doing"] == "fetching a sample" and first["batch"] == 3 and first["slot"] == 1
-    assert first["pid"] not in (None, os.getpid()) and first["incarnation"] == 1
+    assert first["doing"] == "fetching a sample"
+    assert first["batch"] == 3
+    assert first["slot"] == 1
+    assert first["pid"] not in (None, os.getpid())
+    assert first["incarnation"] == 1
     assert len(rest) == 15
 
 
@@ -95,7 +106,8 @@ def test_a_slot_is_recycled_when_a_viewer_asks(tmp_path):
     delivered += list(batches)
 
     assert "__getitem__" in stacks
-    assert answer.startswith("worker 1 (pid ") and "leaves" in answer
+    assert answer.startswith("worker 1 (pid ")
+    assert "leaves" in answer
     assert [int(i) for batch in delivered for i in batch] == list(range(64))
     assert loader.statistics().recycled == 1
     assert [event["why"] for event in jobs.of_kind(job, "worker-recycled")] == [
@@ -115,12 +127,18 @@ def test_a_job_is_over_when_its_loader_is_gone():
     list(loader)
     job = jobs.only_job()
 
-    assert job.alive and job.kind == "loader" and job.name == "range" and job.pid == os.getpid()
+    assert job.alive
+    assert job.kind == "loader"
+    assert job.name == "range"
+    assert job.pid == os.getpid()
     assert job.rank is None
-    assert job.snapshot()["delivered"] == 8 and job.snapshot()["samples"] == 16 and job.snapshot()["epoch"] == 1
+    assert job.snapshot()["delivered"] == 8
+    assert job.snapshot()["samples"] == 16
+    assert job.snapshot()["epoch"] == 1
     del loader
     gc.collect()
-    assert not job.alive and viewing.jobs() == [job]
+    assert not job.alive
+    assert viewing.jobs() == [job]
     assert jobs.kinds(job)[-1] == "job-ended"
     assert [slot["state"] for slot in job.snapshot()["slots"]] == ["closed"]
 
@@ -132,4 +150,6 @@ def test_nothing_is_published_when_it_is_turned_off(monkeypatch, runtime):
 
     batches = list(loader)
 
-    assert len(batches) == 16 and not runtime.exists() and viewing.jobs() == []
+    assert len(batches) == 16
+    assert not runtime.exists()
+    assert viewing.jobs() == []
