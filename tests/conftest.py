@@ -1,7 +1,7 @@
 """What every test gets: the leak check, and Hypothesis without a clock.
 
 Reads   the outcome of each test, and what `leak_check` finds after it.
-Writes  a failure that names what leaked; the journal, in a temporary folder and never the user's own.
+Writes  a failure that names what leaked; journal and boards, in a temporary folder and never the user's own.
 Never   anything a test could come to depend on.
 """
 
@@ -29,6 +29,7 @@ _journal = tempfile.TemporaryDirectory(prefix="holdfast-tests-", ignore_cleanup_
 def pytest_configure() -> None:
     leak_check.adopt_orphans()
     os.environ["HOLDFAST_HOME"] = _journal.name  # of workers and programs, too: they inherit it
+    os.environ["HOLDFAST_RUNTIME"] = os.path.join(_journal.name, "runtime")
 
 
 def pytest_unconfigure() -> None:

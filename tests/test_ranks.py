@@ -124,7 +124,7 @@ def test_a_collective_that_fails_for_a_lost_rank_names_it(tmp_path: Path, mode: 
     """Of gloo's own words nobody knows which rank it was, and why."""
     well, _ = job(tmp_path, mode)
 
-    assert well.status == 1
+    assert well.status == 1, well
     assert f"holdfast: {words}" in well.err or f"RankFailedError: {words}" in well.err, well.err[-3000:]
 
 

@@ -6,6 +6,7 @@ Never   blocks; a worker that dies between two stores leaves a record that is st
 
     words 0…127    state, see the names below (some are the watchman's to write); the last 64 name the batches that
                    were taken up, in turn
+    1024…2047      how long batches took to fetch, collate and send: for each a sum, then counts by powers of two
     4096…12287     the crash record, written by the fatal-signal handler, see crash.py
     12288…         copies of the random state, written in turn and named by the batch they follow:
                    whichever batch was the last to arrive, its state is here
@@ -31,12 +32,18 @@ _TAKEN, _LEFT, _REASON, _AMOUNT, _BOUND = range(9, 14)
 _IDLE = 32  # nanoseconds without a task, those that are over
 _LOAD = slice(33, 39)  # by the watchman: shares in millionths, then nanoseconds; all zero: nobody has looked
 _DESCRIPTORS, _THREADS = 39, 40  # by the watchman
+_MEMORY = slice(41, 45)  # by the watchman: bytes resident, private, of cells, and bytes more per second
+_ASKED = 45  # by anybody: it shall leave after its batch
 _LAST_STAGE = max(Stage)
 _STATES = tuple(12288 + 16384 * copy for copy in range(COPIES))
 
 _RING, RECENT = 64, 64
 
 _NOTHING = -(1 << 62)
+
+_TIMES_AT, BUCKETS = 1024, 32
+FIRST_BUCKET = 10  # what took less than 2 ** 10 ns, about a microsecond
+TIMES = 3 * (1 + BUCKETS)
 
 
 class Reason(enum.IntEnum):
@@ -52,6 +59,7 @@ class Reason(enum.IntEnum):
     THREADS = 7
     DISMISSED = 8  # the trainer asked it to
     SOURCE = 9  # the source of its samples does not answer it
+    ASKED = 10  # somebody who watches the job wants a fresh worker
 
 
 class BlackBox:
@@ -61,6 +69,7 @@ class BlackBox:
         self._bytes = memoryview(mapped).cast("B")
         # Open to the innermost loop of a job, which notes POSITION and SINCE itself: a call per sample costs too much.
         self.words = self._bytes[: 8 * (_RING + RECENT)].cast("q")
+        self.times = self._bytes[_TIMES_AT : _TIMES_AT + 8 * TIMES].cast("q")
         self._heads = tuple(self._bytes[at : at + 16].cast("q") for at in _STATES)
         self._turn = 0
 
@@ -125,6 +134,18 @@ class BlackBox:
         if nanoseconds > self.words[_SLOWEST]:
             self.words[_SLOWEST] = nanoseconds
 
+    def note_times(self, fetch_ns: int, collate_ns: int, send_ns: int, weight: int) -> None:
+        """So long a batch took; it stands for `weight` of them."""
+        times, at = self.times, 0
+        for took in (fetch_ns, collate_ns, send_ns):
+            times[at] += weight * took
+            times[at + 1 + min(BUCKETS - 1, max(0, took.bit_length() - FIRST_BUCKET))] += weight
+            at += 1 + BUCKETS
+
+    @property
+    def is_asked_to_leave(self) -> bool:
+        return self.words[_ASKED] != 0
+
     def count_done(self) -> None:
         self.words[_DONE] += 1
 
@@ -162,7 +183,14 @@ class BlackBox:
     def note_counts(self, descriptors: int, threads: int) -> None:
         self.words[_DESCRIPTORS], self.words[_THREADS] = descriptors, threads
 
+    def note_memory(self, resident: int, private: int, cells: int, slope: int) -> None:
+        for word, value in zip(range(_MEMORY.start, _MEMORY.stop), (resident, private, cells, slope), strict=True):
+            self.words[word] = value
+
     # ------------------------------------------------------------ the other side
+
+    def ask_to_leave(self) -> None:
+        self.words[_ASKED] = 1
 
     def idle_ns(self, now_ns: int) -> int:
         """How long it has had no task in all its life."""
@@ -183,6 +211,12 @@ class BlackBox:
     def counts(self) -> tuple[int | None, int | None]:
         """Open descriptors and threads, as its watchman saw them last."""
         return self.words[_DESCRIPTORS] or None, self.words[_THREADS] or None
+
+    @property
+    def memory(self) -> tuple[int, int, int, int]:
+        """Bytes resident, private and of cells, and how many more become private per second; 0: nobody has looked."""
+        resident, private, cells, slope = self.words[_MEMORY]
+        return resident, private, cells, slope
 
     def in_hand(self, now_ns: int | None = None) -> InHand:
         words = self.words
@@ -273,6 +307,7 @@ class BlackBox:
 
     def release(self) -> None:
         self.words.release()
+        self.times.release()
         for head in self._heads:
             head.release()
         self._bytes.release()

@@ -74,6 +74,16 @@ def take(pid: int, fd: int) -> str:
     return ""
 
 
+def is_listened_for(pid: int) -> bool:
+    """Whether a process would answer to STACK_SIGNAL, and not die of it."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as lines:
+            caught = next(line for line in lines if line.startswith("SigCgt:"))
+        return bool(int(caught.split()[1], 16) & 1 << (STACK_SIGNAL - 1))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return False
+
+
 def _is_starved(pid: int) -> bool:
     """Whether a process that runs has still to come to the signal, on a machine where others run as well."""
     try:

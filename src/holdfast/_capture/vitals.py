@@ -21,6 +21,7 @@ INTERVAL_S = 1.0
 _AT_ONCE = 4  # so many workers are looked at every second; more of them take turns
 _CHILDHOOD_S = 0.3  # looking takes a lock of the process that is looked at: not while it starts
 _MOST_SAMPLES = 240
+_LEAST_SLOPE_S = 5.0
 _SHARED = re.compile(rb"^RssShmem:\s*(\d+)", re.M)
 _DEAR = 200  # dear looks that took so long are not repeated for this many times as long; twice that in large fleets
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
@@ -90,7 +91,16 @@ class Vitals:
         self._next_private = now + dear * workers * (time.thread_time() - begun)
         if private is not None:
             self._known = (private + (cells or 0), self._resident_bytes)
+            if self._box is not None:
+                self._box.note_memory(self._resident_bytes, private, cells or 0, self._slope(now, private))
         return private, cells
+
+    def _slope(self, now: float, private: int) -> int:
+        """Bytes that became private per second, since it had warmed up: what a leak costs, if it is one."""
+        for sample in self.kept[len(self.kept) // 5 :]:
+            if sample.private_bytes is not None and now - sample.at >= _LEAST_SLOPE_S:
+                return round((private - sample.private_bytes) / (now - sample.at))
+        return 0
 
     @property
     def footprint_bytes(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -68,6 +68,11 @@ class Runner:
         # Set while news are acted on. When an interrupt leaves it set, something may have been read and lost.
         self.torn = False
         self.problem: BaseException | None = None  # what the user's callable raised
+        self.listener: Callable[[Event | Action], None] | None = None  # is told of what is not of every task
+
+    @property
+    def machine(self) -> Machine:
+        return self._machine
 
     def begin(self) -> None:
         self._carry_out(self._machine.begin())
@@ -84,6 +89,8 @@ class Runner:
         for event, payload in self._engine.take_events(ready):
             if payload is not None:
                 self._payloads[event.seq] = payload  # type: ignore[union-attr]
+            elif self.listener is not None:
+                self.listener(event)
             self._handle(event)
         self.torn = False
 
@@ -110,6 +117,8 @@ class Runner:
                 self._engine.send_task(slot, incarnation, seq, body, plan.probe is not None)
             else:
                 actions.extend(self._carry_out_rare(action))
+                if self.listener is not None:
+                    self.listener(action)
 
     def _carry_out_rare(self, action: Action) -> list[Action]:
         if isinstance(action, r.StartWorker):

@@ -142,12 +142,18 @@ class Ledger:
         self.breaker: Any = None  # of the epoch that runs
         self.earlier = 0  # incidents before a position was taken up, of which there is only the number
         self._summed_up = 0  # incidents that a summary has told of
+        self.watcher: Callable[[Incident], None] | None = None  # publishes them
 
     def add(self, incident: Incident) -> None:
         self.incidents.append(incident)
         if len(self.incidents) > KEPT_WHOLE:
             self._slim(len(self.incidents) - KEPT_WHOLE - 1)
+        if self.watcher is not None:
+            self.watcher(incident)
         self._herald.tell(incident)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "watcher": None}  # of this process
 
     def _slim(self, place: int) -> None:
         """An incident of long ago goes on without its evidence: a job may have a million of them."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -38,6 +39,8 @@ from holdfast.records import AnswerDoubt
 T = TypeVar("T")
 
 _LEAVE_S = 0.3  # for threads of the user's to end, when a worker is recycled
+_SHORT_NS = 5_000_000  # batches that take less are timed now and then
+_TIMED_OF_SHORT = 16
 _LONGEST_SLEEP_S = 0.05  # between two looks whether the trainer is still there
 PROBE = 1 << 32  # in a task frame's `extra`, above the number of freed cells
 
@@ -93,6 +96,10 @@ class Desk:
         self.dealt_with: list[Failure] = []  # failures of this batch that the policy took care of
         self.place: bytes | None = None  # where the stream stands after this batch
         self.samples = 0  # of this batch
+        self.timed = False  # this batch's stages are: of short ones not all, for looking at the clock takes time, too
+        self.collating_ns = self.sending_ns = 0  # since when it is, where it is timed
+        self._untimed = sys.maxsize if os.environ.get("HOLDFAST_BOARD") == "0" else 0  # batches before the next that is
+        self._weight = 1
         self.epoch = 0
         self.allowance: Allowance | None = None
         self._channel = channel
@@ -107,6 +114,24 @@ class Desk:
         self._settle(seq)
         self._channel.send(Kind.RESULT, seq, packed.inline, packed.parts, packed.handles)
         self.arena.finish(packed.cells)
+
+    def begin_task(self) -> int:
+        """A batch begins; when, if it is one that is timed."""
+        self._untimed -= 1
+        if self._untimed >= 0:
+            self.timed = False
+            return 0
+        self.timed = True
+        self.collating_ns = self.sending_ns = 0
+        return time.monotonic_ns()
+
+    def end_task(self, begun_ns: int) -> None:
+        now = time.monotonic_ns()
+        sending = self.sending_ns or now
+        collating = self.collating_ns or sending
+        self.box.note_times(collating - begun_ns, sending - collating, now - sending, self._weight)
+        self._weight = 1 if now - begun_ns >= _SHORT_NS else _TIMED_OF_SHORT
+        self._untimed = self._weight - 1
 
     def send_empty(self, seq: int) -> None:
         self._settle(seq)
@@ -243,7 +268,8 @@ def main(
             if frame.kind == Kind.TASK:
                 _run_task(desk, job, frame, channel)
                 manners.task_done()
-                if (allowance is not None and allowance.is_spent(desk.samples)) or creep.is_too_much():
+                spent = allowance is not None and allowance.is_spent(desk.samples)
+                if spent or creep.is_too_much() or _is_asked(box):
                     box.enter(Stage.LEAVING)
                     processes.leave_within(_LEAVE_S)
                     return
@@ -295,6 +321,7 @@ def _run_task(desk: Desk, job: Job, frame: Frame, channel: Channel) -> None:
     desk.dealt_with.clear()
     desk.arena.begin()
     desk.box.take_up(seq)
+    begun_ns = desk.begin_task()
     try:
         job.run(seq, memoryview(frame.body)[8 * freed :], probe)
     except StreamEnded:
@@ -307,4 +334,13 @@ def _run_task(desk: Desk, job: Job, frame: Frame, channel: Channel) -> None:
         if probe:
             channel.send(Kind.SURVIVED, seq)
             return
+    if begun_ns:
+        desk.end_task(begun_ns)
     desk.box.count_done()
+
+
+def _is_asked(box: BlackBox) -> bool:
+    if not box.is_asked_to_leave:
+        return False
+    box.retire(Reason.ASKED, 0, 0)
+    return True

@@ -7,6 +7,7 @@ Never   starts, waits for or ends a process: that is for the engine which builds
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import struct
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 from holdfast import records as r
 from holdfast._capture import crash, stacks
-from holdfast._capture.blackbox import COPIES, Reason
+from holdfast._capture.blackbox import COPIES, TIMES, BlackBox, Reason
 from holdfast._system.channel import Frame
 from holdfast._transport import wire
 from holdfast._transport.wire import Kind
@@ -40,6 +41,8 @@ def _why_recycled(worker: Worker) -> str:
         return ""
     if reason is Reason.DISMISSED:
         return "it was asked to leave"
+    if reason is Reason.ASKED:
+        return "somebody who watches the job asked for a fresh one"
     if reason is Reason.SOURCE:
         return "the source of its samples is gone, and a fresh worker may be the first to reach it"
     if reason is Reason.BATCHES:
@@ -66,6 +69,7 @@ class Exchange:
         self._pending: list[News] = []
         self._crept: set[tuple[int, CreepKind]] = set()  # slots of which it was told: once is enough
         self._cells: dict[int, int] = {}  # every cell that is mapped here, and its size
+        self._times = [0] * TIMES  # how long batches took, of workers that are gone
         self._far_ahead = False  # more batches may wait for their turn than a black box has random states
 
     @property
@@ -271,6 +275,7 @@ class Exchange:
         if worker.slot not in self._epoch_open:
             self._memories[worker.slot].keep_random(worker.box.random_states())
         self._epoch_open.discard(worker.slot)
+        self._keep_times(worker)
         self._workers[worker.slot] = None
         self._release(worker)
 
@@ -374,6 +379,28 @@ class Exchange:
             return worker.box.load, *worker.box.counts
         except ValueError:  # as above
             return None, None, None
+
+    def box_of(self, slot: int) -> tuple[BlackBox, tuple[int, int, int]] | None:
+        """A slot's black box, and who else has it and the stacks open: process and descriptors."""
+        worker = self._workers[slot]
+        return None if worker is None else (worker.box, worker.held)
+
+    def _keep_times(self, worker: Worker) -> None:
+        self._times = [kept + new for kept, new in zip(self._times, worker.box.times)]
+
+    def times(self) -> list[int]:
+        """How long batches took to fetch, collate and send, as a black box has it, of all workers so far."""
+        total = self._times
+        for worker in list(self._workers):
+            if worker is not None:
+                with contextlib.suppress(ValueError):  # as above
+                    total = [kept + new for kept, new in zip(total, worker.box.times)]
+        return list(total)
+
+    @property
+    def cells(self) -> int:
+        """How many are mapped here."""
+        return len(self._cells)
 
     def place_of(self, slot: int) -> bytes | None:
         """Where a slot's stream stood after the last batch that arrived."""

@@ -134,3 +134,4 @@ class Worker:
     evidence: Evidence = NO_EVIDENCE  # what its watchman knows, when it has ended
     lost: bool = False  # its zygote is gone, and its status with it
     registered: bool = True
+    held: tuple[int, int, int] = (0, -1, -1)  # who has its box and its stacks open, and as which descriptors

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset, Sampler
 
 from holdfast._fleet import load
 from holdfast._forensics.ledger import COUNTS, Incidents, Ledger, Quarantine
+from holdfast._metrics.metering import Meter
 from holdfast._system import cpus
 from holdfast.errors import PositionError
 from holdfast.incident import Incident
@@ -132,6 +133,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.share_dataset = share_dataset
         self._moved: dict[int, tuple[Any, Any]] = {}  # what is shared of the dataset, from one epoch to the next
         self._latest: weakref.ref[SupervisedIterator] | None = None
+        self._meter: Meter | None = None  # once there are workers
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._bookmark = Bookmark(self)
         self.journal_position, self.journal_every, self.journal_resume = journal_position, journal_every, journal_resume
@@ -268,4 +270,4 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_latest": None, "_iterator": None, "_moved": {}}
+        return {**self.__dict__, "_latest": None, "_iterator": None, "_moved": {}, "_meter": None}

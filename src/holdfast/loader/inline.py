@@ -77,6 +77,7 @@ class InlineEngine:
         self.dealt_with: list[Failure] = []
         self.place: bytes | None = None
         self.samples = 0
+        self.timed = False
         self.epoch = 0
         self.allowance = None  # the trainer's own process is not to be replaced
         self.door: Door | None = None

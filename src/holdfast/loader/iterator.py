@@ -31,11 +31,13 @@ from holdfast import records as r
 from holdfast._fleet.machine import Machine
 from holdfast._fleet.runner import Concluded, Runner
 from holdfast._forensics.ledger import COUNTS, Ledger
+from holdfast._metrics.layout import LEFT
 from holdfast.engines.choice import make_engine
 from holdfast.engines.watch import WatchSettings
 from holdfast.engines.workers import Stand
-from holdfast.loader import agreeing, drawing, epochs, looking, resuming
+from holdfast.loader import agreeing, drawing, epochs, looking, metered, resuming
 from holdfast.loader.door import Door, give_up_error, replacement_pool
+from holdfast.loader.handing import HandsOut
 from holdfast.loader.jobs import JobSettings
 from holdfast.loader.pacing import Pacing
 from holdfast.loader.raising import NOT_PICKLABLE, annotate, reraise
@@ -49,7 +51,7 @@ from holdfast.statistics import Load, SlotStatistics
 _INTERRUPTED_GRACE_S = 0.3  # for busy workers, when somebody waits for his prompt
 
 
-class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
+class SupervisedIterator(HandsOut, torch_loader._MultiProcessingDataLoaderIter):
     """The iterator of a loader with workers. Of torch's class, because libraries ask for that."""
 
     def __init__(self, loader: Any) -> None:
@@ -98,6 +100,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         self._door.imports_main = self._engine.imports_main
         self._runner = Runner(self._engine, self._machine, self._door)
         self._ledger.breaker = self._machine.breaker
+        self._metered = metered.attach(loader, self._runner, self._machine, self._engine, self._door)
         if not self._in_order:
             self._runner.arrived = deque()
         try:
@@ -155,6 +158,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         self._sampler_iter = drawing.iterator_of(loader, self._sampler_iter, self._bookmark.resumed)
         self._ledger.begin_epoch()
         self._agreement = agreeing.agreement_of(self._policy)
+        self._metered.begin()
         self._send_idx = 0
         self._rcvd_idx = 0
         self._hand: tuple[int, Any] | None = None  # a batch that was opened and not returned yet
@@ -195,57 +199,6 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         if self._runner.arrived is not None:
             self._runner.arrived.clear()
 
-    def _try_put_index(self) -> None:
-        # Until the machine knows of it: an interrupt in between would lose this index, and one inside a sampler that
-        # is a generator ends it, and with it the epoch.
-        self._runner.torn = True
-        track = self._track
-        planned = track.planned.popleft() if track.planned else None
-        if planned is not None and planned.is_drawn:
-            index = planned.index
-        else:
-            try:
-                index = next(self._sampler_iter)
-            except StopIteration:
-                self._runner.torn = False
-                track.exhausted = True
-                return
-            except Exception:
-                self._runner.torn = False
-                raise
-            track.drawn += 1
-        if planned is None or planned.slot is None:
-            slot = self._choose_slot()
-            if slot is None:
-                self._runner.torn = False
-                return
-        else:
-            slot = planned.slot
-            self._workers_num_tasks[slot] += 1
-        if planned is None:
-            seq, self._send_idx = self._send_idx, self._send_idx + 1
-        else:
-            seq = planned.seq
-        self._door.draw(seq, index)
-        self._outstanding[seq] = slot
-        door = self._door
-        self._runner.tell(r.TaskSubmitted(seq, slot, door.size_of(seq), not self._stream, *door.known_bad(seq)))
-
-    def _choose_slot(self) -> int | None:
-        """Whose batch it is: the next one's in turn, as in torch; -1: whoever has time."""
-        if self._pacing is not None:
-            return -1
-        most = self._prefetch_factor * self._num_workers
-        for _ in range(self._num_workers):
-            slot = next(self._worker_queue_idx_cycle)
-            if self._workers_status[slot] and (
-                self._in_order or self._workers_num_tasks[slot] < most // sum(self._workers_status)
-            ):
-                self._workers_num_tasks[slot] += 1
-                self._track.next_slot = (slot + 1) % self._num_workers
-                return slot
-        return None
-
     # ------------------------------------------------------------ next
 
     def __next__(self) -> Any:
@@ -282,6 +235,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
                     self._engine.rest()
                 else:
                     self._shutdown_workers()
+                self._metered.end()
                 self._ledger.end_epoch()
                 raise StopIteration
             concluded = self._runner.concluded[seq]
@@ -303,6 +257,10 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
                 if self._stands_in(seq):
                     return self._give()
             elif concluded.outcome is Outcome.DELIVERED:
+                words = self._metered.words
+                left = words[LEFT] = words[LEFT] - 1
+                if left <= 0:
+                    self._metered.gave(seq, concluded.payload)
                 return self._give()
             else:
                 self._draw_owed()
@@ -333,16 +291,6 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             self._owed += 1
         self._runner.torn = False
         return slot
-
-    def _draw_owed(self) -> None:
-        """Draw as many indices as batches were booked; an interrupted one is drawn with the next call."""
-        while self._owed:
-            try:
-                self._try_put_index()
-            except Exception:
-                self._owed -= 1
-                raise
-            self._owed -= 1
 
     def _give(self) -> Any:
         """The batch in hand, which was booked: returned now, or with the next call if this is interrupted."""
@@ -411,12 +359,13 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
                 raise error
             since = time.monotonic()
             self._wait()
+            self._metered.waited(since)
             if self._pacing is not None:
                 self._pacing.waited(since)
 
     def _wait(self) -> None:
         if self._timeout <= 0:
-            self._runner.wait(None)
+            self._runner.wait(self._metered.patience_s)
             return
         known = (len(self._runner.concluded), self._engine.epoch_begun)
         deadline = time.monotonic() + self._timeout
@@ -487,6 +436,7 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
         self._bookmark.left(self)
         self._ledger.loads = self.loads()  # advice is asked for after an epoch more often than in it
         self._shutdown = True
+        self._metered.detach()
         self._door.remember(self._machine.breaker.good_batch)
         self._machine.breaker.rest()
         for name, count in self.counts().items():

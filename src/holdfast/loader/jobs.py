@@ -20,6 +20,7 @@ import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data._utils import worker as torch_worker
 
+from holdfast._capture.blackbox import SINCE
 from holdfast._fleet.policy import pause_s
 from holdfast._transport import wire
 from holdfast._worker import failures, threads
@@ -241,10 +242,14 @@ class LoaderJob:
         batch: Any = None
         try:
             box.enter(stage, seq, count=max(1, len(positions)))
+            if self.desk.timed:
+                self.desk.collating_ns = box.words[SINCE]
             batch = self.collate_fn(data)
             box.finished()
             stage = Stage.SENDING
             box.enter(stage, seq)
+            if self.desk.timed:
+                self.desk.sending_ns = box.words[SINCE]
             self.collated(seq, probe)
             if probe:
                 self.desk.can_pack(batch)

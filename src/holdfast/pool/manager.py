@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from holdfast.engines.choice import make_engine
 from holdfast.engines.watch import WatchSettings
 from holdfast.incident import Incident, IncidentKind
 from holdfast.limits import Limits
+from holdfast.pool import metered
 from holdfast.pool.door import Door
 from holdfast.pool.failing import PoolBrokenError, broken_message, error_of, unreadable
 from holdfast.pool.jobs import PoolJob, Results
@@ -150,6 +152,9 @@ class Manager:
         self._machine.crew.wanted = 1
         self._door = Door(self._ledger, self._engine, imports_main=self._engine.imports_main)
         self._runner = Runner(self._engine, self._machine, self._door)
+        self._metered = metered.attach(
+            self._ledger, self._runner, self._engine, self._door, settings.limits.memory_bytes
+        )
         try:
             self._engine.launch(1)
         except BaseException:
@@ -205,12 +210,15 @@ class Manager:
 
     def _run(self) -> None:
         try:
+            self._metered.begin()
             self._runner.begin()
             while True:
                 self._take_in()
                 if self._is_over():
                     break
-                self._runner.wait(None)
+                since = time.monotonic()
+                self._runner.wait(self._metered.patience_s)
+                self._metered.waited(since)
                 self._hush()
                 self._deliver()
                 if self._runner.given_up is not None:
@@ -220,6 +228,7 @@ class Manager:
             self._break(PoolBrokenError(f"the pool's own thread failed: {type(error).__name__}: {error}", None))
             raise
         finally:
+            self._metered.detach()
             self._engine.close(**({"grace_s": 0.0} if self._ending else {}))
             self._break(PoolBrokenError("the pool was ended while this task was under way", None), say=False)
             with self._lock:
@@ -311,7 +320,9 @@ class Manager:
                 concluded.payload.discard()
                 self._unreadable(chunk, unreadable(error), condemned)
                 return
-            self._learn(chunk, results, concluded.payload.nbytes)
+            nbytes = concluded.payload.nbytes
+            self._learn(chunk, results, nbytes)
+            self._metered.did(results.count, nbytes)
         self._settle(chunk, results, condemned)
 
     def _settle(self, chunk: Chunk, results: Results | None, condemned: dict[int, Incident]) -> None:

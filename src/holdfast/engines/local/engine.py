@@ -221,9 +221,10 @@ class LocalEngine(Exchange):
                         bytes(frame.body).decode(),
                     )
             elif frame.kind == Kind.FORKED:
-                worker = self._worker(frame.extra, wire.load(frame.body))
+                incarnation, box_fd, stack_fd = wire.load(frame.body)
+                worker = self._worker(frame.extra, incarnation)
                 if worker is not None:
-                    worker.pid = frame.seq
+                    worker.pid, worker.held = frame.seq, (self._zygote_pid, box_fd, stack_fd)
             elif frame.kind == Kind.EXITED:
                 slot, incarnation, status, hung, seconds, evidence = wire.load(frame.body)
                 worker = self._worker(slot, incarnation)
@@ -332,6 +333,7 @@ class LocalEngine(Exchange):
         for slot, worker in enumerate(self._workers):
             if worker is not None:
                 self._workers[slot] = None
+                self._keep_times(worker)
                 self._release(worker)
         killed = True
         if self._control is not None:

@@ -63,6 +63,7 @@ class Child:
     pid: int
     handle: int
     box: BlackBox
+    box_fd: int  # for whoever watches this job from outside: he opens it through /proc
     stack_fd: int
     words: LastWords | None
     vitals: Vitals
@@ -232,13 +233,12 @@ class Zygote:
         os.close(bell_fd)
         handle = os.pidfd_open(pid)
         box = BlackBox(nameless.attach(box_fd))
-        os.close(box_fd)
         vitals = Vitals(pid, time.monotonic(), box)
-        self._children[pid] = Child(slot, incarnation, pid, handle, box, stack_fd, words, vitals)
+        self._children[pid] = Child(slot, incarnation, pid, handle, box, box_fd, stack_fd, words, vitals)
         if words is not None:
             self._listener.add(words)
         self._poller.register(handle, select.POLLIN)
-        self._channel.send(Kind.FORKED, pid, slot, [wire.dump(incarnation)])
+        self._channel.send(Kind.FORKED, pid, slot, [wire.dump((incarnation, box_fd, stack_fd))])
 
     def _become_worker(self, slot: int, descriptors: tuple[int, ...], words: LastWords | None) -> None:
         """In the child: never returns."""
@@ -254,6 +254,7 @@ class Zygote:
             self._oom.close()
             for child in self._children.values():
                 os.close(child.handle)
+                os.close(child.box_fd)
                 os.close(child.stack_fd)
             if self._trainer >= 0:
                 os.close(self._trainer)
@@ -329,6 +330,7 @@ class Zygote:
     def _forget(self, child: Child) -> None:
         self._poller.unregister(child.handle)
         os.close(child.handle)
+        os.close(child.box_fd)
         os.close(child.stack_fd)
         child.box.release()
 

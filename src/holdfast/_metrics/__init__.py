@@ -1,0 +1,1 @@
+"""What a job publishes of itself, and how others read it."""

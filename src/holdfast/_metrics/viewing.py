@@ -1,0 +1,307 @@
+"""The jobs of this user on this machine, as whoever watches them sees them: `jobs()`.
+
+Reads   what jobs publish; black boxes of their workers, through /proc of the process that holds them.
+Writes  nothing but what `ask` is for: a wish into a worker's black box.
+Never   waits for a job, or has it do anything in order to be looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+import time
+from array import array
+from pathlib import Path
+from typing import Any
+
+from holdfast._capture import blackbox, stacks
+from holdfast._capture.blackbox import BlackBox
+from holdfast._metrics import history, layout, metering, runtime
+from holdfast._system import nameless
+from holdfast.incident import Stage
+
+_TRIES = 50
+_LONGEST_S = 10.0  # that py-spy may take
+_LOAD = ("on_cpu", "starved", "waiting", "idle", "disk", "seconds")
+
+_known: dict[str, Job] = {}
+
+
+def jobs(*, folder: str | os.PathLike[str] | None = None) -> list[Job]:
+    """Loaders and pools of this user on this machine, the oldest first: those that live, and those that ended not long
+    ago. Jobs that are long gone are swept. `folder`: where to look, instead of the user's runtime folder.
+    """
+    found = []
+    for path, who in runtime.found(None if folder is None else Path(folder)):
+        job = _known.get(str(path))
+        if job is None:
+            job = _known[str(path)] = Job(path, who)
+        found.append(job)
+    alive = {str(job.path) for job in found}
+    home = str(runtime.folder() if folder is None else Path(folder))
+    for key in [key for key in _known if os.path.dirname(key) == home and key not in alive]:
+        _known.pop(key).close()
+    return sorted(found, key=lambda job: (job.began, job.key))
+
+
+class Job:
+    """One loader or pool."""
+
+    def __init__(self, path: Path, who: dict[str, Any]) -> None:
+        self.path = path
+        self.key = str(who.get("key") or path.name)
+        self.pid = int(who["pid"])
+        self.command = str(who.get("command", ""))
+        self.folder = str(who.get("folder", ""))
+        self.rank: int | None = who.get("rank")
+        self.world_size: int | None = who.get("world_size")
+        self.kind = str(who.get("kind", "loader"))
+        self.name = str(who.get("name", ""))
+        self.began = float(who.get("began", 0.0))
+        self.limits: dict[str, Any] = who.get("limits") or {}
+        self._who = who
+        self._reader = history.Reader(path)
+        self._map: mmap.mmap | None = None
+        self._boxes: dict[int, tuple[tuple[int, ...], BlackBox]] = {}  # slot → whose, and the box
+
+    def __repr__(self) -> str:
+        return f"<Job {self.key}: {self.kind} {self.name!r} of process {self.pid}>"
+
+    @property
+    def alive(self) -> bool:
+        """Its process lives and it has not said that it is over."""
+        if not runtime.is_alive(self._who):
+            return False
+        words = self._words()
+        return words is None or words[layout.ENDED] == 0
+
+    def close(self) -> None:
+        for slot in list(self._boxes):
+            self._forget_box(slot)
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+
+    # ------------------------------------------------------------ the board
+
+    def _words(self) -> array[int] | None:
+        """A copy of the board, taken while nobody wrote; None: there is none."""
+        if self._map is None:
+            try:
+                fd = os.open(self.path / runtime.BOARD, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    self._map = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+                finally:
+                    os.close(fd)
+            except (OSError, ValueError):
+                return None
+        words: array[int] = array("q")
+        for attempt in range(_TRIES):
+            before = self._sequence()
+            words = array("q", self._map[: len(self._map) // 8 * 8])
+            if before % 2 == 0 and self._sequence() == before:
+                break
+            time.sleep(0.0001 * attempt)
+        # Else its writer was killed in the middle: what is there is as good as it gets.
+        return words if layout.is_board(words) else None
+
+    def _sequence(self) -> int:
+        assert self._map is not None
+        return int.from_bytes(self._map[8 * layout.SEQUENCE : 8 * layout.SEQUENCE + 8], "little")
+
+    def snapshot(self) -> dict[str, Any]:
+        """How it stands now: plain values only. Slots are as their workers' black boxes say at this moment, where they
+        can be opened; else as the trainer saw them last."""
+        words = self._words()
+        if words is None:
+            return {}
+        picture = layout.read(words)
+        head, alive = picture.head, self.alive
+        clock = time.monotonic_ns() if alive else head["clock_ns"]
+        waiting = max(0, clock - max(head["waiting_since_ns"], head["clock_ns"])) if head["waiting_since_ns"] else 0
+        wait = (head["wait_ns"] + waiting) / 1e9
+        in_epochs = head["epochs_ns"] + (max(0, clock - head["epoch_since_ns"]) if head["epoch_since_ns"] else 0)
+        with contextlib.suppress(ValueError):
+            by_verdict = json.loads(picture.texts["by_verdict"] or "{}")
+        counts = {
+            name: head[name]
+            for name in (
+                *("epoch", "samples", "bytes", "errored", "emptied", "restarts", "retries", "replaced", "recycled"),
+                *("quarantined", "incidents", "workers"),
+            )
+        }
+        return {
+            "time": time.time() if alive else head["time_ns"] / 1e9,
+            "alive": alive,
+            "written": head["time_ns"] / 1e9,
+            "delivered": picture.delivered,
+            **counts,
+            "wait_seconds": wait,
+            "trainer_seconds": max(0.0, in_epochs / 1e9 - wait),
+            "waiting": bool(head["waiting_since_ns"]),
+            "breaker": picture.texts["breaker"] or "closed",
+            "advice": picture.texts["advice"],
+            "cells": {"bytes": head["cell_bytes"], "count": head["cells"]},
+            "memory_limit": head["memory_limit"] or None,
+            "histograms": layout.histograms(picture.times),
+            "by_verdict": by_verdict if isinstance(by_verdict, dict) else {},
+            "slots": [self._slot(n, row, head["memory_limit"], alive) for n, row in enumerate(picture.rows)],
+        }
+
+    def _slot(self, number: int, row: layout.Row, limit: int, alive: bool) -> dict[str, Any]:
+        values = dict(row.values)
+        if alive:
+            values.update(self._live(number, values))
+        state = layout.STATES[values["state"]] if 0 <= values["state"] < len(layout.STATES) else "empty"
+        here = alive and state in ("starting", "ready") and values["pid"] > 0
+        stage = Stage(values["stage"]) if 0 <= values["stage"] <= max(Stage) else Stage.AT_WORK
+        sample = self._sample(values, row) if here else None
+        load = dict(zip(_LOAD, (values[name] / 1e6 for name in (*_LOAD[:-1], "load_ns"))))
+        seconds = max(0, time.monotonic_ns() - values["since_ns"]) / 1e9 if here and values["since_ns"] else 0.0
+        memory = {
+            "private": values["private"] or None,
+            "shared": values["shared"] if values["private"] else None,
+            "limit": limit or None,
+            "slope": values["slope"] if values["private"] else None,
+        }
+        return {
+            "slot": number,
+            "pid": values["pid"] if here else None,
+            "incarnation": values["incarnation"],
+            "state": state if alive else "closed",
+            "doing": stage.words if here else "",
+            "stage": stage.name.lower() if here else "",
+            "batch": values["batch"] if here else -1,
+            "sample": sample,
+            "seconds": seconds,
+            "queued": values["queued"] if here else 0,
+            "restarts": max(0, values["incarnation"] - 1),
+            "memory": memory if here else dict.fromkeys(memory),
+            "cpu": load["on_cpu"] if here and load["seconds"] else None,
+            "descriptors": (values["descriptors"] or None) if here else None,
+            "threads": (values["threads"] or None) if here else None,
+            "cells": values["cell_bytes"] if here else 0,
+            "load": load if here and load["seconds"] else None,
+        }
+
+    @staticmethod
+    def _sample(values: dict[str, int], row: layout.Row) -> int | None:
+        if values["stage"] != Stage.FETCHING:
+            return None
+        if values["stand_in"] >= 0:
+            return values["stand_in"]
+        listed = row.listed.get(values["batch"], ())
+        return listed[values["position"]] if 0 <= values["position"] < len(listed) else None
+
+    # ------------------------------------------------------------ black boxes
+
+    def _live(self, number: int, values: dict[str, int]) -> dict[str, int]:
+        """What the slot's black box says now; nothing where it cannot be opened."""
+        box = self._box(number, values)
+        if box is None:
+            return {}
+        row, _ = metering.row_of(box)
+        first = layout.ROW.index("stage")
+        told = dict(zip(layout.ROW[first:-1], row[first:-1]))
+        if box.pid > 0:
+            told["pid"] = box.pid
+        return told
+
+    def _box(self, number: int, values: dict[str, int]) -> BlackBox | None:
+        whose = (values["holder"], values["box_fd"], values["incarnation"])
+        known = self._boxes.get(number)
+        if known is not None and known[0] == whose:
+            return known[1]
+        self._forget_box(number)
+        box = _open_box(*whose[:2], writable=False)
+        if box is None or (values["pid"] > 0 and box.pid not in (0, values["pid"])):
+            return None
+        self._boxes[number] = (whose, box)
+        return box
+
+    def _forget_box(self, number: int) -> None:
+        known = self._boxes.pop(number, None)
+        if known is not None:
+            known[1].release()
+
+    # ------------------------------------------------------------ events, wishes
+
+    def events(self, after: int = 0, limit: int = 1000) -> tuple[list[dict[str, Any]], int]:
+        """What has happened after the event of that number, `limit` at most, and the number to go on from."""
+        return self._reader.events(after, limit)
+
+    def ask(self, what: str, slot: int) -> str:
+        """ "stacks": what its worker runs just now; "recycle": a fresh worker after its batch. Answers in words."""
+        if what not in ("stacks", "recycle"):
+            raise ValueError(f'a slot can be asked for "stacks" or to "recycle", got {what!r}')
+        words = self._words()
+        rows = layout.read(words).rows if words is not None else ()
+        if not 0 <= slot < len(rows):
+            raise ValueError(f"there is no slot {slot}, this {self.kind} has {len(rows)}")
+        values = dict(rows[slot].values)
+        if not self.alive or values["pid"] <= 0:
+            return f"slot {slot} has no worker now"
+        return self._stacks(slot, values) if what == "stacks" else self._recycle(slot, values)
+
+    def _stacks(self, slot: int, values: dict[str, int]) -> str:
+        told = _py_spy(values["pid"])
+        if told:
+            return told
+        if values["holder"] > 0 and stacks.is_listened_for(values["pid"]):
+            with contextlib.suppress(OSError):
+                fd = os.open(f"/proc/{values['holder']}/fd/{values['stack_fd']}", os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    told = stacks.take(values["pid"], fd)
+                finally:
+                    os.close(fd)
+        return told or f"worker {slot} (pid {values['pid']}) does not answer; py-spy would see it from outside"
+
+    def _recycle(self, slot: int, values: dict[str, int]) -> str:
+        box = _open_box(values["holder"], values["box_fd"], writable=True)
+        if box is None or box.pid != values["pid"]:
+            return f"worker {slot} cannot be asked: its black box cannot be opened from here"
+        box.ask_to_leave()
+        box.release()
+        return f"worker {slot} (pid {values['pid']}) leaves after its next batch, and a fresh one takes its place"
+
+
+def _open_box(holder: int, number: int, *, writable: bool) -> BlackBox | None:
+    if holder <= 0 or number < 0:
+        return None
+    path = f"/proc/{holder}/fd/{number}"
+    try:
+        if "holdfast-box" not in os.readlink(path):  # the descriptor is another's by now
+            return None
+        fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return BlackBox(nameless.map_descriptor(fd, blackbox.SIZE, writable=writable))
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _py_spy(pid: int) -> str:
+    search = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+    tool = shutil.which("py-spy", path=search)
+    if tool is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [tool, "dump", "--pid", str(pid)],
+            capture_output=True,
+            text=True,
+            timeout=_LONGEST_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,19 @@
+"""Each test of what jobs publish has a runtime folder of its own.
+
+Reads   nothing.
+Writes  HOLDFAST_RUNTIME, for the test and the processes it starts.
+Never   the user's own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "runtime"
+    monkeypatch.setenv("HOLDFAST_RUNTIME", str(folder))
+    return folder
