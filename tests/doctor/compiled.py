@@ -79,9 +79,8 @@ CAREFUL = {
     "a choice of the loader": f"""
         static void wide(void) {{ {run(WIDEST)} }}
         static void plain(void) {{ }}
-        static void (*choose(void))(void) {{
-            __builtin_cpu_init();
-            return __builtin_cpu_supports("avx512f") ? wide : plain; }}
+        extern unsigned long getauxval(unsigned long);
+        static void (*choose(void))(void) {{ return getauxval(26) ? wide : plain; }}
         void work(void) __attribute__((ifunc("choose")));""",
     "a name that says so": f"void sum_avx512(void) {{ {run(WIDEST)} }}",
     "a question to another library": f"""
@@ -89,9 +88,10 @@ CAREFUL = {
         void work(void) {{ if (cpuinfo_has_x86_avx512f()) {{ {run(WIDEST)} }} }}""",
     "bytes in a constant": """
         long work(void) { long a; __asm__ volatile("movabs $0x9090c058487cf162,%0" : "=r"(a)); return a; }""",
-    "bytes in data": "const unsigned char work[] = {0x62, 0xf1, 0x7c, 0x48, 0x58, 0xc0, 0xc5, 0xfc, 0x58, 0xc0, 0xc3};",
-    "what older CPUs run as something else": """
-        long work(long n) { long a; __asm__("tzcnt %1,%0" : "=r"(a) : "r"(n)); return a; }""",
+    "bytes in data": f"const unsigned char work[] = {{ {'0x90,' * 16} {bytes_of(WIDEST + WIDE)}, 0xc3 }};",
+    "what older CPUs run as something else": f"""
+        int has(void) {{ {ASK} return b; }}
+        __attribute__((constructor)) void start(void) {{ __asm__ volatile("tzcnt %rax,%rax"); }}""",
 }
 
 FLOATS = "\n".join(

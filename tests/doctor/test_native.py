@@ -37,7 +37,7 @@ def _memory_of_its_own(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
-def names(seen, about=""):
+def names(seen, about):
     return [finding.name for finding in seen.findings if about in finding.title]
 
 
@@ -69,7 +69,7 @@ def test_nothing_is_found_when_code_is_chosen_by_cpu(tmp_path, source):
     """Dispatch, in all its forms, and bytes that are no instructions."""
     build(tmp_path, "victim.so", source)
 
-    assert names(look(tmp_path, "x86-64", "x86-64-v3"), "x86-64") == []
+    assert look(tmp_path, "x86-64", "x86-64-v3").findings == ()
 
 
 def test_nothing_is_found_when_the_library_itself_is_for_some_cpus(tmp_path):
@@ -77,6 +77,23 @@ def test_nothing_is_found_when_the_library_itself_is_for_some_cpus(tmp_path):
     build(tmp_path, "_sums_avx512.so", AT_LOAD["in a constructor"])
 
     assert names(look(tmp_path, "x86-64-v3"), "x86-64-v3") == []
+
+
+def test_nothing_is_found_when_constants_share_a_segment_with_code(tmp_path):
+    """As older linkers have it: they begin where the last function ends."""
+    build(tmp_path, "victim.so", f"void last(void) {{}} {CAREFUL['bytes in data']}", "-Wl,-z,noseparate-code")
+
+    assert look(tmp_path, "x86-64-v3").findings == ()
+
+
+def test_what_the_database_may_have_left_out_is_missing_only_without_its_ground(tmp_path):
+    """archspec lists AVX512_FP16 for no Intel CPU: a Zen 2 has no AVX-512, a Sapphire Rapids may have all of it."""
+    build(tmp_path, "victim.so", f"__attribute__((constructor)) void start(void) {{ {run(WANTING['AVX512_FP16'])} }}")
+
+    seen = look(tmp_path, "znver2", "sapphirerapids")
+
+    assert names(seen, "znver2") == ["cpu-feature-missing-at-import"]
+    assert names(seen, "sapphirerapids") == []
 
 
 def test_code_may_kill_when_nobody_asks(tmp_path):
@@ -97,7 +114,8 @@ def test_a_library_may_kill_when_all_of_it_is_compiled_so(tmp_path):
     """It asks the CPU for something else; but SSE is nowhere left in it."""
     asking = f"int has(void) {{ {ASK} return b; }}"
     build(tmp_path / "native", "victim.so", asking + FLOATS, "-mavx")
-    build(tmp_path / "careful", "other.so", asking + FLOATS + f"void work(void) {{ {run(WIDE)} }}")
+    chosen = "".join(f"void wide{n}(void) {{ {run(WIDE)} }}" for n in range(30))
+    build(tmp_path / "careful", "other.so", asking + FLOATS + chosen)
 
     seen = look(tmp_path, "x86-64-v2")
 

@@ -38,7 +38,7 @@ _SAMPLE = 2_000  # functions
 _FEWEST_WIDE, _MOST_PLAIN = 20, 0.05  # of functions with vector code: built for AVX as a whole
 _CHUNK = 1 << 23
 _DISPATCHED = re.compile(
-    r"avx|sse[34_]|ssse3|fma|amx|vnni|bmi2|popcnt|clmul|aes_?ni|_sha_?ni|f16c|haswell|broadwell|skylake|cooperlake"
+    r"avx|sse[34_]|ssse3|fma|amx|vnni|bmi2|popcnt|clmul|aes_?ni|hw_?aes|_sha_?ni|f16c|haswell|broadwell|skylake|cooperlake"
     r"|sapphire|icelake|zen\d?(_|$)|znver|excavator|steamroller|piledriver|bulldozer|sandybridge|nehalem|penryn"
     r"|barcelona|x86_64_v\d|simd|ukernel|knl|_vbmi|gfni|arch_v\d",
     re.IGNORECASE,
