@@ -39,6 +39,7 @@ _LEAST_PATIENCE_S = 2.0
 _ONCE_SHARE = 1 / 4  # of the patience: what takes longer is not fetched again
 _START_S = 60.0  # for a process: the imports of somebody's modules may take that long
 _IN_THREADS = 8  # samples
+_QUICK_S = 0.1
 _COLLATED = 8
 _LENGTH = "len(dataset)"
 _SKIP = 'from holdfast import DataLoader; DataLoader(…, faults="skip")'
@@ -208,7 +209,7 @@ def _look(fetcher: _Fetcher, plan: Plan, count: int, seen: Sampled, progress: Pr
 
 def _batch(fetcher: _Fetcher, plan: Plan, seen: Sampled) -> None:
     """How large a batch is: collating may pad."""
-    good = [look.index for look in seen.good][:_COLLATED]
+    good = [look.index for look in sorted(seen.good, key=lambda look: look.seconds)][:_COLLATED]
     size = plan.batch_size
     if not good:
         return
@@ -239,11 +240,14 @@ def _look_again(fetcher: _Fetcher, plan: Plan, seen: Sampled, progress: Progress
 
 def _from_threads(fetcher: _Fetcher, plan: Plan, seen: Sampled) -> None:
     # Those of this very process: others may have differed.
-    steady = [look for look in seen.again if not look.error and look.comparable and look.is_steady][:_IN_THREADS]
-    if plan.streams or not steady:
+    steady = [look for look in seen.again if not look.error and look.comparable and look.is_steady]
+    quick = [look for look in steady if look.seconds < _QUICK_S][:_IN_THREADS]
+    if steady and not quick:
+        seen.unseen.append("samples: they take too long to be fetched from several threads")
+    if plan.streams or not quick:
         return
     try:
-        seen.in_threads = fetcher(fetching.look_from_threads, {look.index: look.digests[0] for look in steady})
+        seen.in_threads = fetcher(fetching.look_from_threads, {look.index: look.digests[0] for look in quick})
     except _Died as died:
         seen.in_threads, seen.died_in_threads = str(died), True
     except (_Late, TypeError):  # an index that is no key of a dict
