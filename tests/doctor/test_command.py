@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 
 from doctor.examining import environment
 from holdfast._forensics import words
-from holdfast.doctor import Finding, Rank, printing
+from holdfast.doctor import Finding, Rank, dataset, printing
 
 DEADLINE_S = 100.0
 MODULE = """
@@ -156,3 +157,13 @@ def test_a_page_has_the_worst_first_and_stays_within_its_width():
     assert all(len(line) <= words.WIDTH for line in lines if "/a/path/" not in line)
     assert "    → ulimit -n 4096" in lines
     assert "\x1b" not in "".join(lines)
+
+
+def test_every_finding_is_in_the_guide():
+    """By its name, with when it is made."""
+    root = Path(printing.__file__).parent
+    made = {name for file in root.glob("*.py") for name in re.findall(r'Finding\(\s*"([a-z-]+)"', file.read_text())}
+    guide = (Path(__file__).parents[2] / "docs" / "guide" / "doctor.md").read_text()
+
+    assert len(made | dataset._HELD.keys()) > 20
+    assert sorted(name for name in made | dataset._HELD.keys() if f"`{name}`" not in guide) == []

@@ -169,6 +169,9 @@ def examine(
             at_work.all("samples", lambda: sampling.findings(planned, sampled or Sampled(), found.generators))
             at_work.unseen += sampled.unseen
         at_work.all("the arithmetic", lambda: arithmetic.findings(planned, seen_machine, sampled or Sampled()))
+        if arithmetic.needs_of(planned, sampled or Sampled()) is not None:
+            # How much /dev/shm has to hold is known: whether it is small in general says nothing more.
+            at_work.findings = [finding for finding in at_work.findings if finding.name != "small-shm"]
     code = at_work.one("compiled code", lambda: _compiled(cpus, at_work), "") if compiled else ""
     notes = []
     if pickled.problems and planned.start_method == "fork":
