@@ -392,12 +392,13 @@ def _of_cuda(plan: Plan, seen: Seen) -> Iterator[Finding]:
         return
     path, size = seen.cuda[0]
     total = sum(size for _, size in seen.cuda)
-    forked = "a forked worker cannot use it: «Cannot re-initialize CUDA in forked subprocess»"
+    forked = "a forked worker that touches it ends with an error of CUDA's"
+    more = f", one of {len(seen.cuda)} with {in_words(total)}" if len(seen.cuda) > 1 else ""
     spawned = f"each of {plan.workers} workers makes a CUDA context of its own, some 500 MiB on the GPU"
     yield Finding(
         "cuda-tensor-held",
         Rank.WILL_KILL if plan.forks else Rank.MAY_KILL,
-        f"{path} is a tensor on the GPU ({in_words(size)}; {len(seen.cuda)} of them have {in_words(total)})",
+        f"{path} is a tensor on the GPU ({in_words(size)}{more})",
         (forked if plan.forks else spawned,),
         (f"{path} = {path}.cpu()", "move batches to the GPU in the training loop"),
     )

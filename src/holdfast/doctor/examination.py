@@ -7,15 +7,26 @@ Never   ends with an exception for what it looked at: a part that cannot be exam
 
 from __future__ import annotations
 
-import importlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.doctor import arithmetic, dataset, fetching, machine, plan, printing, sampling, starting, walking
+from holdfast.doctor import (
+    arithmetic,
+    dataset,
+    fetching,
+    machine,
+    native,
+    plan,
+    printing,
+    sampling,
+    starting,
+    walking,
+)
 from holdfast.doctor.findings import Finding, Rank, ranked
 from holdfast.doctor.machine import Machine
+from holdfast.doctor.native import machines
 from holdfast.doctor.plan import Plan
 from holdfast.doctor.sampling import Sampled
 from holdfast.quantities import in_words
@@ -40,6 +51,7 @@ class Examination:
     notes: tuple[str, ...] = ()  # what is no finding, and good to know
     unseen: tuple[str, ...] = ()  # what was not looked at, and why
     seconds: float = 0.0
+    compiled: str = ""  # which compiled code was looked at; "": none
 
     @property
     def kills(self) -> bool:
@@ -53,6 +65,8 @@ class Examination:
     def rows(self) -> list[tuple[str, str]]:
         """What was looked at, in a few lines."""
         told = self.machine.rows()
+        if self.compiled:
+            told.append(("code", self.compiled))
         if self.plan.dataset is None:
             return told
         told.append(("loader", self.plan.words))
@@ -84,6 +98,7 @@ class Examination:
             if self.plan.dataset is not None
             else None,
             "samples": self.samples.to_dict() if self.samples is not None else None,
+            "compiled": self.compiled,
             "notes": list(self.notes),
             "not_looked_at": list(self.unseen),
             "seconds": round(self.seconds, 3),
@@ -118,6 +133,7 @@ def examine(
     root         where /proc, /sys and /dev are, for tests
     """
     _check(workers, batch_size, start_method, samples, time_limit)
+    machines.machines(cpus)  # a name that nobody knows is an error, not something that was not looked at
     at_work = _Work(progress or (lambda what, share: None))
     begun = time.monotonic()
     running = starting.running()  # before we start anything ourselves
@@ -153,8 +169,10 @@ def examine(
             at_work.all("samples", lambda: sampling.findings(planned, sampled or Sampled(), found.generators))
             at_work.unseen += sampled.unseen
         at_work.all("the arithmetic", lambda: arithmetic.findings(planned, seen_machine, sampled or Sampled()))
-    if compiled:
-        at_work.all("compiled code", lambda: _native(cpus, at_work.progress))
+        if arithmetic.needs_of(planned, sampled or Sampled()) is not None:
+            # How much /dev/shm has to hold is known: whether it is small in general says nothing more.
+            at_work.findings = [finding for finding in at_work.findings if finding.name != "small-shm"]
+    code = at_work.one("compiled code", lambda: _compiled(cpus, at_work), "") if compiled else ""
     notes = []
     if pickled.problems and planned.start_method == "fork":
         first = pickled.problems[0]
@@ -169,6 +187,7 @@ def examine(
         tuple(notes),
         tuple(dict.fromkeys(at_work.unseen)),
         time.monotonic() - begun,
+        code,
     )
 
 
@@ -200,14 +219,17 @@ class _Work:
         self.unseen.append(f"{what}: {fetching.told(error)}")
 
 
-def _native(cpus: Sequence[str], progress: Progress) -> Iterator[Finding]:
-    try:
-        native = importlib.import_module("holdfast.doctor.native")
-    except ImportError as error:
-        if cpus:
-            raise RuntimeError(f"compiled code cannot be examined here ({error})") from None
-        return
-    yield from native.findings(list(cpus), progress=progress)
+_NOT_LOOKED_AT = "not looked at: "
+
+
+def _compiled(cpus: Sequence[str], at_work: _Work) -> str:
+    """Of compiled code: findings, what was not looked at, and in a line what was."""
+    seen = native.survey(cpus, lambda done, of: at_work.progress("compiled code", done / max(1, of)))
+    at_work.findings += seen.findings
+    told = [fact for fact in seen.facts if not fact.startswith(_NOT_LOOKED_AT)]
+    at_work.unseen += [fact.removeprefix(_NOT_LOOKED_AT) for fact in seen.facts if fact.startswith(_NOT_LOOKED_AT)]
+    against = f", for this CPU and {', '.join(cpus)}" if cpus else ", for this CPU"
+    return ", ".join(told) + against
 
 
 def _check(workers: Any, batch_size: Any, start_method: Any, samples: Any, time_limit: Any) -> None:

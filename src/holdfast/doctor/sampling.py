@@ -34,10 +34,12 @@ from holdfast.quantities import in_words
 
 log = logging.getLogger("holdfast")
 
-_PATIENCE_S = 30.0  # for one sample; less where less time is left
-_LEAST_S = 2.0
+_PATIENCE_SHARE = 1 / 3  # of all the time, for one sample: what takes longer is called hung
+_LEAST_PATIENCE_S = 2.0
+_ONCE_SHARE = 1 / 4  # of the patience: what takes longer is not fetched again
 _START_S = 60.0  # for a process: the imports of somebody's modules may take that long
 _IN_THREADS = 8  # samples
+_QUICK_S = 0.1
 _COLLATED = 8
 _LENGTH = "len(dataset)"
 _SKIP = 'from holdfast import DataLoader; DataLoader(…, faults="skip")'
@@ -100,14 +102,15 @@ def sample(plan: Plan, count: int, seconds: float, progress: Progress, method: s
     """Fetch up to `count` samples in about so many seconds."""
     seen = Sampled()
     deadline = time.monotonic() + seconds
+    patience_s = max(_LEAST_PATIENCE_S, seconds * _PATIENCE_SHARE)
     with _quiet():
         try:
-            with _Fetcher(plan, method, deadline) as fetcher:
+            with _Fetcher(plan, method, deadline, patience_s) as fetcher:
                 _look(fetcher, plan, count, seen, progress)
                 if not plan.streams:
                     _batch(fetcher, plan, seen)
             if seen.good:
-                with _Fetcher(plan, method, deadline) as fetcher:
+                with _Fetcher(plan, method, deadline, patience_s) as fetcher:
                     _look_again(fetcher, plan, seen, progress)
                     _from_threads(fetcher, plan, seen)
         except _NotStarted as error:
@@ -134,21 +137,21 @@ class _Died(Exception):
 class _Fetcher:
     """One process that fetches, or another in its place; one thing after the other, so that they can be repeated."""
 
-    def __init__(self, plan: Plan, method: str, deadline: float) -> None:
+    def __init__(self, plan: Plan, method: str, deadline: float, patience_s: float) -> None:
         loader = plan.loader
         sampler = getattr(loader, "sampler", None)
         if type(sampler).__name__ in _OWN_SAMPLERS or plan.streams:
             sampler = None
         collate = getattr(loader, "collate_fn", None)
-        patience = max(_LEAST_S, min(_PATIENCE_S, (deadline - time.monotonic()) / 2))
         self._deadline = deadline
+        self.patience_s = patience_s
         self._pool = Pool(
             1,
             method,
             fetching.hold,
             (plan.dataset, collate, sampler),
             retries=0,
-            task_timeout=patience,
+            task_timeout=patience_s,
         )
 
     def __enter__(self) -> _Fetcher:
@@ -162,13 +165,15 @@ class _Fetcher:
             raise _Late
         future: Future[Any] = self._pool.submit(function, *arguments)
         try:
-            return future.result(_PATIENCE_S + _START_S)
+            return future.result(self.patience_s + _START_S)
         except PoolBrokenError as error:
             raise _NotStarted(_first_line(error)) from None
         except (TaskTimeoutError, TaskCrashedError) as error:
-            raise _Died(_cause(error), isinstance(error, TaskTimeoutError)) from None
+            hung = isinstance(error, TaskTimeoutError)
+            more = f", after {self.patience_s:.3g} s" if hung else ""
+            raise _Died(_cause(error) + more, hung) from None
         except FutureTimeoutError:
-            raise _NotStarted(f"a process that was started does nothing for {_PATIENCE_S + _START_S:.0f} s") from None
+            raise _NotStarted(f"a process that was started does nothing for {_START_S:.0f} s") from None
 
 
 def _look(fetcher: _Fetcher, plan: Plan, count: int, seen: Sampled, progress: Progress) -> None:
@@ -182,9 +187,7 @@ def _look(fetcher: _Fetcher, plan: Plan, count: int, seen: Sampled, progress: Pr
     try:
         seen.total, chosen = fetcher(fetching.indices, count)
     except _Died as died:
-        seen.unseen.append(
-            f"samples: asking how many there are {'hung' if died.hung else 'killed'} its process: {died}"
-        )
+        (seen.hung if died.hung else seen.killed).append((_LENGTH, str(died)))
         return
     except (_Late, _NotStarted):
         raise
@@ -194,7 +197,7 @@ def _look(fetcher: _Fetcher, plan: Plan, count: int, seen: Sampled, progress: Pr
     for at, index in enumerate(chosen):
         progress("samples", at / max(1, len(chosen)) / 2)
         try:
-            seen.looks.append(fetcher(fetching.look_at, index))
+            seen.looks.append(fetcher(fetching.look_at, index, fetcher.patience_s * _ONCE_SHARE))
         except _Died as died:
             seen.undisturbed = min(seen.undisturbed, len(seen.looks))
             (seen.hung if died.hung else seen.killed).append((index, str(died)))
@@ -206,7 +209,7 @@ def _look(fetcher: _Fetcher, plan: Plan, count: int, seen: Sampled, progress: Pr
 
 def _batch(fetcher: _Fetcher, plan: Plan, seen: Sampled) -> None:
     """How large a batch is: collating may pad."""
-    good = [look.index for look in seen.good][:_COLLATED]
+    good = [look.index for look in sorted(seen.good, key=lambda look: look.seconds)][:_COLLATED]
     size = plan.batch_size
     if not good:
         return
@@ -232,15 +235,19 @@ def _look_again(fetcher: _Fetcher, plan: Plan, seen: Sampled, progress: Progress
         for at, look in enumerate(seen.looks):
             progress("samples, in another process", 0.5 + at / len(seen.looks) / 2)
             if repr(look.index) not in bad:
-                seen.again.append(fetcher(fetching.look_at, look.index))
+                seen.again.append(fetcher(fetching.look_at, look.index, fetcher.patience_s * _ONCE_SHARE))
 
 
 def _from_threads(fetcher: _Fetcher, plan: Plan, seen: Sampled) -> None:
-    steady = [look for look in seen.good if look.comparable and look.is_steady][:_IN_THREADS]
-    if plan.streams or not steady:
+    # Those of this very process: others may have differed.
+    steady = [look for look in seen.again if not look.error and look.comparable and look.is_steady]
+    quick = [look for look in steady if look.seconds < _QUICK_S][:_IN_THREADS]
+    if steady and not quick:
+        seen.unseen.append("samples: they take too long to be fetched from several threads")
+    if plan.streams or not quick:
         return
     try:
-        seen.in_threads = fetcher(fetching.look_from_threads, {look.index: look.digests[0] for look in steady})
+        seen.in_threads = fetcher(fetching.look_from_threads, {look.index: look.digests[0] for look in quick})
     except _Died as died:
         seen.in_threads, seen.died_in_threads = str(died), True
     except (_Late, TypeError):  # an index that is no key of a dict
@@ -268,15 +275,17 @@ def findings(plan: Plan, seen: Sampled, generators: Sequence[tuple[str, str]]) -
 
 
 def _of_deaths(plan: Plan, seen: Sampled) -> Iterator[Finding]:
-    all_of_them = f"holdfast check {plan.target or 'module:dataset'}   finds all such samples"
+    all_of_them = f"holdfast check {plan.target or 'module:dataset'} (finds all such samples)"
     safe = (_SKIP, all_of_them)
     for name, verb, found in (("sample-kills", "kills", seen.killed), ("sample-hangs", "hangs", seen.hung)):
         if not found:
             continue
         index, how = found[0]
         rest = f" (and {len(found) - 1} more of {len(seen.looks) + len(found)})" if len(found) > 1 else ""
-        what = f"sample {index!r}" if index is not _LENGTH else _LENGTH
-        what = "a sample of the stream" if plan.streams else what
+        if index == _LENGTH:
+            yield _deadly_length(verb, how)
+            continue
+        what = "a sample of the stream" if plan.streams else f"sample {index!r}"
         is_left_out = plan.is_ours and plan.on_error in ("skip", "replace")
         yield Finding(
             name,
@@ -287,12 +296,22 @@ def _of_deaths(plan: Plan, seen: Sampled) -> Iterator[Finding]:
         )
 
 
+def _deadly_length(verb: str, how: str) -> Finding:
+    return Finding(
+        "length-kills",
+        Rank.WILL_KILL,
+        f"{_LENGTH} {verb}, and every loader asks for it in the trainer itself",
+        (how,),
+        ("count once, where the dataset is made, and let __len__ return that number",),
+    )
+
+
 def _of_errors(plan: Plan, seen: Sampled) -> Iterator[Finding]:
     bad = [look for look in seen.looks if look.error]
     if not bad:
         return
     rest = f" (and {len(bad) - 1} more of {len(seen.looks)})" if len(bad) > 1 else ""
-    all_of_them = f"holdfast check {plan.target or 'module:dataset'}   finds all such samples"
+    all_of_them = f"holdfast check {plan.target or 'module:dataset'} (finds all such samples)"
     is_left_out = plan.is_ours and plan.on_error in ("skip", "replace")
     yield Finding(
         "sample-raises",
@@ -307,6 +326,9 @@ def _of_errors(plan: Plan, seen: Sampled) -> Iterator[Finding]:
 
 def _of_sameness(plan: Plan, seen: Sampled, generators: Sequence[tuple[str, str]]) -> Iterator[Finding]:
     again = {repr(look.index): look for look in seen.again if not look.error}
+    once = sum(1 for look in seen.good if look.comparable and len(look.digests) == 1)
+    if once:
+        seen.unseen.append(f"samples: {once} of {len(seen.good)} take too long to be fetched again")
     pairs = [
         (look, other)
         for look in seen.good

@@ -15,6 +15,7 @@ import math
 import os
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ _BREAKS = {
     "libtensorflow": ("TensorFlow", "import it in worker_init_fn"),
 }
 _ARROW_FORK_SAFE = 12  # since then its pools are made anew in a fork
+_OURS = "holdfast-"  # threads that see to their locks at a fork
+_LOOKS, _LOOK_AGAIN_S = 20, 0.01
 _SPAWNING = 'multiprocessing_context="forkserver"'
 
 
@@ -63,16 +66,21 @@ def running() -> Running:
     """As of now; before the doctor starts anything of its own."""
     frames = sys._current_frames()
     python = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    python = [thread for thread in python if not thread.name.startswith(_OURS)]
     told = []
     for thread in python:
         frame = frames.get(thread.ident or -1)
         where = f"{places.file_name(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else ""
         told.append((thread.name, where))
     known = {thread.native_id for thread in threading.enumerate()} | {threading.get_native_id()}
-    maps = native_threads.Maps(os.getpid())
-    libraries = Counter(
-        _library(thread, maps) for thread in native_threads.threads_of(os.getpid()) if thread.number not in known
-    )
+    libraries: Counter[str] = Counter()
+    for _ in range(_LOOKS):
+        maps = native_threads.Maps(os.getpid())
+        there = [thread for thread in native_threads.threads_of(os.getpid()) if thread.number not in known]
+        libraries = Counter(_library(thread, maps) for thread in there)
+        if all(thread.stack_pointer for thread in there):
+            break
+        time.sleep(_LOOK_AGAIN_S)  # one runs, so that nobody knows where: OpenMP's spin for a while after work
     return Running(tuple(told), tuple(libraries.items()))
 
 

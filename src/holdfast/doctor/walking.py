@@ -113,9 +113,10 @@ def has_method(obj: Any, name: str) -> bool:
 
 def type_name(obj: Any) -> str:
     kind = type(obj)
-    return (
-        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
-    )
+    if kind.__module__ in ("builtins", "__main__"):
+        return kind.__qualname__
+    package, *inner = str(kind.__module__).split(".")
+    return ".".join([package, *(part for part in inner if not part.startswith("_")), kind.__qualname__])
 
 
 def _short(key: Any) -> str:
