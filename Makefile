@@ -73,7 +73,7 @@ $(VENV)/.clients: pyproject.toml constraints.txt
 demo: setup  ## run the demonstration
 	$(BIN)/python demo/demo.py
 
-bench: setup  ## measure throughput against stock PyTorch, recovery, what evidence costs, what sharing saves, sizes, graphs, the pool
+bench: setup  ## measure throughput against stock PyTorch, recovery, what evidence costs, what sharing saves, sizes, graphs, the pool, a check
 	$(BIN)/python benchmarks/throughput.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/capture.py
@@ -83,6 +83,7 @@ bench: setup  ## measure throughput against stock PyTorch, recovery, what eviden
 	$(BIN)/python benchmarks/graph.py
 	$(BIN)/python benchmarks/graph_memory.py
 	$(BIN)/python benchmarks/pool.py
+	$(BIN)/python benchmarks/check.py
 
 bench-peers: setup  ## the same for torchdata, Grain and SPDL; installs them, and matplotlib for the plots
 	@$(BIN)/python -m pip install -qq -e '.[torch,bench]' -c constraints.txt

@@ -116,10 +116,14 @@ class CheckJob(_Judging, MapJob):
             for position, index in enumerate(indices):
                 words[POSITION] = position
                 sample = dataset[index]
-                add_time(clock() - since)
+                now = clock()
+                add_time(now - since)
                 size = known(type(sample))
-                add_size(weigh(sample) if size is None else size)
-                since = words[SINCE] = clock()
+                if size is None:
+                    size = weigh(sample)
+                    now = clock()
+                add_size(size)
+                since = words[SINCE] = now
         except Exception as error:
             failed = error  # dealt with below: errors to come are not to be chained to this one
         sample = None
