@@ -26,6 +26,9 @@ hypothesis.settings.load_profile("holdfast")
 _journal = tempfile.TemporaryDirectory(prefix="holdfast-tests-", ignore_cleanup_errors=True)
 
 
+pytest_plugins = ("holdfast.testing.plugin",)
+
+
 def pytest_configure() -> None:
     leaks.adopt_orphans()
     os.environ["HOLDFAST_HOME"] = _journal.name  # of workers and programs, too: they inherit it

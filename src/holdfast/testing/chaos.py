@@ -12,6 +12,7 @@ Never   the user's own journal; never leaves a process of the program's behind, 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -30,7 +31,7 @@ from typing import Any
 import psutil
 
 from holdfast._system import processes
-from holdfast._system.lifeline import Lifeline
+from holdfast._system.lifeline import Lifeline, hold
 from holdfast.adoption import launching
 from holdfast.incident import Incident
 from holdfast.testing import survival
@@ -202,8 +203,9 @@ def _run(
                 stderr=err,
                 start_new_session=True,
                 pass_fds=(end,),
+                # Before it is the program: there is no moment in which it would outlive us.
+                preexec_fn=functools.partial(hold, end),
             )
-        lifeline.bind(process.pid)
         with _killing(plan.kill_every_s if targets is not None else None, notes, plan.seed):
             status: int | None
             try:

@@ -24,17 +24,23 @@ from holdfast.settings import check_number
 _LEAST_LEFT = 256 << 20
 _READY_S = 60.0
 
+# Each also looks for whoever asked: he may have been killed before the lifeline was bound to it.
 _HOLDS_MEMORY = """
-import sys, time
+import os, sys, time
+parent = os.getppid()
 held = bytearray(int(sys.argv[1]))
 held[::4096] = b"x" * len(held[::4096])
 print("ready", flush=True)
-time.sleep(86400)
+while os.getppid() == parent:
+    time.sleep(1)
 """
 _SPINS = """
+import os
+parent = os.getppid()
 print("ready", flush=True)
-while True:
-    pass
+while os.getppid() == parent:
+    for _ in range(1000000):
+        pass
 """
 # Mounts, says so, waits for the end of its input, which comes with the end of whoever asked, and unmounts.
 _MOUNTS = """

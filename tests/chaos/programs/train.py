@@ -1,10 +1,14 @@
 """A program that knows nothing of holdfast: two epochs over a map-style loader, then one over a stream.
 
-Arguments: «map» or «both» (with a loader without workers, too); «fail» to fail by itself; «idle» to load nothing.
+Arguments: «map» or «both» (with a loader without workers, too); «fail» to fail by itself; «idle» to load nothing;
+«wait» to wait for a minute.
 """
 
 import sys
+import time
 
+if "wait" in sys.argv:
+    time.sleep(60)
 if "fail" in sys.argv:
     sys.exit("it fails by itself")
 if "idle" in sys.argv:
