@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterator
 import hypothesis
 import pytest
 
-from holdfast.testing import leaks
+from holdfast.testing import leaks, plugin
 
 _RAISED = pytest.StashKey[bool]()
 
@@ -26,10 +26,9 @@ hypothesis.settings.load_profile("holdfast")
 _journal = tempfile.TemporaryDirectory(prefix="holdfast-tests-", ignore_cleanup_errors=True)
 
 
-pytest_plugins = ("holdfast.testing.plugin",)
-
-
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.pluginmanager.is_registered(plugin):  # by its entry point, where holdfast was installed with it
+        config.pluginmanager.register(plugin)
     leaks.adopt_orphans()
     os.environ["HOLDFAST_HOME"] = _journal.name  # of workers and programs, too: they inherit it
 

@@ -45,7 +45,7 @@ _HOMES = {
     "WorkerHungError": "holdfast.errors",
     "WorkerStartError": "holdfast.errors",
 }
-_FOLDERS = ("graph",)  # public names of their own
+_FOLDERS = ("graph", "testing")  # public names of their own
 
 __all__ = [
     "Adoption",
@@ -82,13 +82,14 @@ __all__ = [
     "share",
     "shared_parts",
     "spawn",
+    "testing",
     "uninstall",
 ]
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from holdfast import graph
+    from holdfast import graph, testing
     from holdfast._forensics.alerts import Webhook
     from holdfast._share.mappings import SharedDict
     from holdfast._share.sequences import SharedList

@@ -159,6 +159,23 @@ def test_a_fault_is_noticed_and_survived_by_whoever_goes_on_in_its_place():
     assert (rows["hang"].noticed, rows["hang"].survived) == (0, 0)
 
 
+def test_a_worker_that_goes_on_in_a_program_that_dies_has_survived_nothing():
+    """As stock torch's does after an exception: only what still came to the program counts."""
+    story = notes(
+        ("begun", {}),
+        ("drawn", {"keys": [0, 1, 2, 3]}),
+        ("fired", {"fault": "slow", "key": 0}),
+        ("fired", {"fault": "raise", "key": 2}),
+        ("went on", {}),
+        *batch(0, 1),
+        ("raised", {"error": "InjectedError: injected"}),
+    )
+
+    rows = {row.fault: row.survived for row in survival.judge(story, PLAIN, None, set(), 1).rows}
+
+    assert rows == {"slow": 1, "raise": 0}
+
+
 def test_the_table_has_both_runs_side_by_side():
     """A line for each fault of either, and one for all."""
     ours = notes(("begun", {}), ("fired", {"fault": "kill", "key": 1}), ("went on", {"pid": 2}), ("ended", {}))

@@ -9,7 +9,8 @@
 The program runs once without faults, then with them under `holdfast run`, and once more on stock torch if
 asked; its output is kept to itself. The table says, for each kind of fault, how often it was injected,
 noticed (by an incident) and survived (its worker, or another in its place, went on), how many samples were
-lost (should have come, and did not), and how long it took to go on.
+lost (should have come, and did not), and how long it took to go on. Processes of the program are gone afterwards,
+however this ends.
 
 \b
 A list of faults:
@@ -28,7 +29,8 @@ HOLDFAST_… variables set the policy as under `holdfast run`. Unless they say o
 again, and a sample may take 5 s where the plan has hangs.
 
 Exit status: 0 nothing was lost and the program ended well, 1 something was lost, came twice, or the program failed
-under faults, 2 wrong usage, 3 the program fails without any faults, or has no loader with workers.
+under faults, 2 wrong usage, 3 the program fails without any faults, or has no loader with workers, 130 it was
+interrupted.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ from holdfast.adoption import launching
 from holdfast.testing import chaos
 from holdfast.testing import plan as plans
 
-_LOST, _NOTHING_SAID = 1, 3
+_LOST, _NOTHING_SAID, _INTERRUPTED = 1, 3, 130
 _FLAGS = ("--json", "-h", "--help")
 
 
@@ -74,9 +76,12 @@ class _WithProgram(click.Command):
 @click.option("--sample-timeout", metavar="SPAN", help="What a sample may take.")
 @click.option("--compare", type=click.Choice(["torch"]), help="Run the same on stock torch beside it.")
 @click.option("--limit", metavar="SPAN", help="Kill a run with faults that takes longer.")
+@click.option("--keep", metavar="FOLDER", help="Keep output, notes and the journal, in a new folder.")
 @click.option("--json", "as_json", is_flag=True, help="The figures as JSON.")
 @click.argument("words", nargs=-1, metavar="SCRIPT|-m MODULE|-- COMMAND [ARGUMENT]...")
-def command(words: tuple[str, ...], compare: str | None, limit: str | None, as_json: bool, **given: Any) -> None:
+def command(
+    words: tuple[str, ...], compare: str | None, limit: str | None, keep: str | None, as_json: bool, **given: Any
+) -> None:
     try:
         plan = _plan(**given)
         launching.command_of(list(words))
@@ -89,10 +94,12 @@ def command(words: tuple[str, ...], compare: str | None, limit: str | None, as_j
         click.echo(f"[{time.monotonic() - begun:5.1f} s] {what} …", err=True)
 
     try:
-        report = chaos.run(words, plan, compare_torch=compare is not None, limit_s=limit_s, tell=tell)
+        report = chaos.run(words, plan, compare_torch=compare is not None, limit_s=limit_s, keep=keep, tell=tell)
     except chaos.ProgramFailedError as error:
         click.echo(f"holdfast chaos: {error}", err=True)
         sys.exit(_NOTHING_SAID)
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
     except OSError as error:
         raise click.ClickException(f"{error.filename or words[0]}: {error.strerror or error}") from None
     click.echo(json.dumps(report.to_dict(), indent=2, default=str) if as_json else str(report))

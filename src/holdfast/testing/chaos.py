@@ -87,15 +87,17 @@ def run(
     *,
     compare_torch: bool = False,
     limit_s: float | None = None,
+    keep: str | os.PathLike[str] | None = None,
     tell: Callable[[str], object] = lambda text: None,
 ) -> Report:
     """Run a program under a plan. `command` is what `holdfast run` takes: a script and its arguments, or «-m», or «--».
 
     `limit_s`: a run with faults that takes longer is killed; the one on stock torch is given three times as long as
-    that under holdfast took, if nothing is said.
+    that under holdfast took, if nothing is said. `keep`: a new folder for what the runs printed, their notes and the
+    journal of the one with faults.
     """
     arguments = launching.command_of(list(command))
-    with _folder() as folder, _surroundings(plan) as pressed:
+    with _folder(keep) as folder, _surroundings(plan) as pressed:
         tell("without faults")
         plain = _run(arguments, folder / "plain", plan, None, supervised=True, limit_s=None)
         if plain.status != 0:
@@ -342,8 +344,13 @@ def _last_line(ended: Run, limit_s: float | None = None) -> str:
 
 
 @contextlib.contextmanager
-def _folder() -> Iterator[Path]:
+def _folder(keep: str | os.PathLike[str] | None) -> Iterator[Path]:
     """A folder for a run's notes; those of runs that were killed go now."""
+    if keep is not None:
+        kept = Path(keep).absolute()
+        kept.mkdir(parents=True)
+        yield kept
+        return
     home = Path(tempfile.gettempdir())
     for stale in home.glob(f"{_PREFIX}*"):
         pid = stale.name.removeprefix(_PREFIX).partition("-")[0]
@@ -409,7 +416,8 @@ def _result(name: str, outcome: Outcome) -> list[str]:
     plain = outcome.plain_rate
     share = f", {outcome.rate / plain:.0%} of the {plain:,.0f} without" if plain else ""
     out = [f"{name:<10}  {outcome.received:,} samples received, {outcome.lost:,} lost; {status_words(outcome.status)}"]
-    out.append(f"{'':<10}  {outcome.rate:,.0f} samples/s with faults{share}")
+    if outcome.status == 0:
+        out.append(f"{'':<10}  {outcome.rate:,.0f} samples/s with faults{share}")
     if outcome.error:
         out.append(f"{'':<10}  {outcome.error}")
     if outcome.twice:

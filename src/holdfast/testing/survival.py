@@ -246,10 +246,24 @@ def _recovered_s(run: Story, fired: Fired) -> float | None:
     """From the fault until its worker, or the one in its place, fetched again; negative: there was no more to fetch."""
     kind = CATALOGUE.get(fired.fault)
     dies = kind is None or kind().notice == "death"
+    if not _was_got_over(run, fired):
+        return None
     for loader, worker, pid, time in run.went_on:
         if (loader, worker) == (fired.loader, fired.worker) and time > fired.time and not (dies and pid == fired.pid):
             return time - fired.time
     return -1.0 if run.ends.get(fired.loader, 0.0) > fired.time else None
+
+
+def _was_got_over(run: Story, fired: Fired) -> bool:
+    """Whether the epoch in which it fired came to its end, or at least this sample (of a kill: a batch) came after it.
+
+    A worker may go on in a program that is about to die of what its neighbour did.
+    """
+    mine = [epoch for (name, _), epoch in run.epochs.items() if name == fired.loader and epoch.begun <= fired.time]
+    if not mine:
+        return False
+    epoch = max(mine, key=lambda one: one.begun)
+    return epoch.ended or (epoch.last > fired.time if fired.fault == KILLS else fired.key in epoch.got)
 
 
 def _noticed(fired: Sequence[Fired], incidents: Sequence[Incident]) -> list[bool]:

@@ -34,7 +34,8 @@ class Stream(IterableDataset):
 
 
 def main():
-    loader = DataLoader(Numbers(), batch_size=4, shuffle=True, num_workers=2)
+    order = torch.Generator().manual_seed(0)
+    loader = DataLoader(Numbers(), batch_size=4, shuffle=True, num_workers=2, generator=order)
     total = sum(int(batch.sum()) for _ in range(2) for batch in loader)
     if "both" in sys.argv:
         total += sum(int(batch.sum()) for batch in DataLoader(Stream(), batch_size=4, num_workers=2))
