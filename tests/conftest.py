@@ -1,6 +1,6 @@
 """What every test gets: the leak check, and Hypothesis without a clock.
 
-Reads   the outcome of each test, and what `leak_check` finds after it.
+Reads   the outcome of each test, and what `holdfast.testing.leaks` finds after it.
 Writes  a failure that names what leaked; journal and boards, in a temporary folder and never the user's own.
 Never   anything a test could come to depend on.
 """
@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterator
 import hypothesis
 import pytest
 
-import leak_check
+from holdfast.testing import leaks, plugin
 
 _RAISED = pytest.StashKey[bool]()
 
@@ -26,8 +26,10 @@ hypothesis.settings.load_profile("holdfast")
 _journal = tempfile.TemporaryDirectory(prefix="holdfast-tests-", ignore_cleanup_errors=True)
 
 
-def pytest_configure() -> None:
-    leak_check.adopt_orphans()
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.pluginmanager.is_registered(plugin):  # by its entry point, where holdfast was installed with it
+        config.pluginmanager.register(plugin)
+    leaks.adopt_orphans()
     os.environ["HOLDFAST_HOME"] = _journal.name  # of workers and programs, too: they inherit it
     os.environ["HOLDFAST_RUNTIME"] = os.path.join(_journal.name, "runtime")
 
@@ -52,18 +54,12 @@ def _nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("leaks_allowed"):
         yield
         return
-    leak_check.reap_zombies()
-    before = leak_check.take_snapshot()
+    leaks.reap_zombies()
+    before = leaks.take_snapshot()
     yield
     # The traceback of a failed test keeps its locals alive, and with them all they own: one failure is enough.
     if request.node.stash.get(_RAISED, False):
         return
-    leaks = leak_check.wait_for_leaks(before)
-    if leaks:
-        report = leaks.describe()
-        leaks.kill_processes()
-        pytest.fail(
-            f"left behind {leak_check.DEADLINE_S:g} s after the test:\n{report}\n"
-            "Close it in the test, or mark the test `leaks_allowed` where the leak is its subject.",
-            pytrace=False,
-        )
+    complaint = leaks.complaint(before)
+    if complaint:
+        pytest.fail(f"{complaint}, or mark it `leaks_allowed` where the leak is its subject.", pytrace=False)

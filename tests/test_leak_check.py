@@ -1,6 +1,6 @@
 """The leak check itself: what it must report, and what it must let pass.
 
-Reads   what `leak_check` answers in this process, and what a small pytest run under it prints.
+Reads   what `holdfast.testing.leaks` answers in this process, and what a small pytest run under it prints.
 Writes  real leaks, which each test takes back.
 Never   a mock.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-import leak_check
+from holdfast.testing import leaks as leak_check
 
 TESTS = Path(__file__).parent
 AT_ONCE_S = 0.1
@@ -141,7 +141,10 @@ def test_shared_memory_of_a_stranger_is_let_pass(before):
     # To its child this process is the stranger: a family is a process and its descendants.
     question = f"leak_check._held_by_strangers(frozenset({{{segment.name!r}, 'psm_of_nobody'}}))"
     answer = subprocess.run(
-        [sys.executable, "-c", f"import leak_check; print({question})"], cwd=TESTS, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", f"from holdfast.testing import leaks as leak_check; print({question})"],
+        cwd=TESTS,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     segment.close()
     segment.unlink()
@@ -203,8 +206,7 @@ def test_a_child_of_the_fork_server_is_reported(before):
 
 def test_the_fixture_fails_the_test_that_leaks_and_no_other(tmp_path):
     """End to end: a leak is an error of its test; a failed test fails once; the marker opts out."""
-    for name in ("conftest.py", "leak_check.py"):
-        shutil.copy(TESTS / name, tmp_path)
+    shutil.copy(TESTS / "conftest.py", tmp_path)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = leaks_allowed\naddopts = -p no:cacheprovider -rA\n")
     (tmp_path / "test_victims.py").write_text(
         "import os, pytest\n"

@@ -49,7 +49,7 @@ _HOMES = {
     "WorkerHungError": "holdfast.errors",
     "WorkerStartError": "holdfast.errors",
 }
-_FOLDERS = ("doctor", "graph")  # public names of their own
+_FOLDERS = ("doctor", "graph", "testing")  # public names of their own
 
 __all__ = [
     "Adoption",
@@ -91,13 +91,14 @@ __all__ = [
     "share",
     "shared_parts",
     "spawn",
+    "testing",
     "uninstall",
 ]
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from holdfast import doctor, graph
+    from holdfast import doctor, graph, testing
     from holdfast._forensics.alerts import Webhook
     from holdfast._share.mappings import SharedDict
     from holdfast._share.sequences import SharedList

@@ -11,24 +11,33 @@ new row of FAULTS: every moment, policy and start method comes with it.
 
 from __future__ import annotations
 
-import ctypes
 import enum
-import mmap
 import os
 import pickle
-import platform
-import resource
 import signal
-import sys
-import tempfile
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast import WorkerCrashedError, WorkerHungError
 from holdfast.incident import IncidentKind
+from holdfast.testing.deaths import (
+    call_abort,
+    call_os_exit,
+    call_sys_exit,
+    divide_by_zero,
+    execute_illegal,
+    kill_self,
+    loop_with_gil,
+    overflow_stack,
+    read_null,
+    read_truncated_map,
+    sleep_for_ever,
+    stop_self,
+    wait_for_lock,
+    without_core,
+)
 
 TORN = "the picture is torn"
 
@@ -133,105 +142,6 @@ def return_lock() -> Any:
     return threading.Lock()
 
 
-# ---------------------------------------------------------------- deaths
-
-
-def call_sys_exit() -> None:
-    sys.exit(4)
-
-
-def call_os_exit() -> None:
-    os._exit(3)
-
-
-def kill_self() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def read_null() -> None:
-    ctypes.string_at(0)
-
-
-def execute_illegal() -> None:
-    _run(_ILLEGAL)
-
-
-def read_truncated_map() -> None:
-    with tempfile.TemporaryFile() as file:
-        file.truncate(mmap.PAGESIZE)
-        view = mmap.mmap(file.fileno(), mmap.PAGESIZE)
-        file.truncate(0)
-        view[0]
-
-
-def call_abort() -> None:
-    ctypes.CDLL(None).abort()
-
-
-def divide_by_zero() -> None:
-    # Integer division does not trap outside of x86: there the signal is sent.
-    if _DIVIDE:
-        _run(_DIVIDE)
-    os.kill(os.getpid(), signal.SIGFPE)
-
-
-def overflow_stack() -> None:
-    # The main thread's stack grows up to the limit of this moment: an unlimited one would take all memory first.
-    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
-    resource.setrlimit(resource.RLIMIT_STACK, (8 << 20, hard))
-    _run(_RECURSE)
-
-
-# ---------------------------------------------------------------- hangs
-
-
-def loop_with_gil() -> None:
-    _run(_LOOP)
-
-
-def sleep_for_ever() -> None:
-    while True:
-        time.sleep(3600)
-
-
-def wait_for_lock() -> None:
-    lock = threading.Lock()
-    lock.acquire()
-    lock.acquire()
-
-
-def stop_self() -> None:
-    while True:
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-
-# ---------------------------------------------------------------- machine code
-
-_CODE = {
-    "x86_64": {
-        "illegal": "0f0b",  # ud2
-        "divide": "31c9 b801000000 99 f7f9 c3",  # xor ecx,ecx; mov eax,1; cdq; idiv ecx; ret
-        "recurse": "4881ec00040000 e8f4ffffff",  # sub rsp,1024; call itself
-        "loop": "ebfe",  # jmp itself
-    },
-    "aarch64": {
-        "illegal": "00000000",  # udf
-        "divide": "",
-        "recurse": "ff0310d1 fe0300f9 feffff97",  # sub sp,sp,1024; str x30,[sp]; bl itself
-        "loop": "00000014",  # b itself
-    },
-}[platform.machine()]
-_ILLEGAL, _DIVIDE, _RECURSE, _LOOP = (bytes.fromhex(_CODE[name]) for name in ("illegal", "divide", "recurse", "loop"))
-
-
-def _run(code: bytes) -> None:
-    """Execute machine code in this thread, with the GIL held."""
-    memory = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-    memory.write(code)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    ctypes.PYFUNCTYPE(None)(address)()
-
-
 # ---------------------------------------------------------------- the table
 
 
@@ -322,9 +232,7 @@ class Plant:
         """Fire if it is due; what it returns belongs into the result."""
         if self.marker is not None and not any(_is_first(f"{self.marker}.{n}") for n in range(self.times)):
             return None
-        # A real crash of a process with torch in it may otherwise write a gigabyte of core.
-        _, hard = resource.getrlimit(resource.RLIMIT_CORE)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+        without_core()
         return FAULTS[self.fault].fire()
 
 

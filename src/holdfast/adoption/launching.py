@@ -29,7 +29,7 @@ class UsageError(Exception):
 def run(words: Sequence[str]) -> NoReturn:
     """Become the program that `words` name, options of ours before it."""
     settings, rest = _settings(words)
-    command = _command(rest)
+    command = command_of(rest)
     environment = dict(os.environ)
     prepare(environment, settings)
     sys.stdout.flush()
@@ -69,7 +69,8 @@ def _settings(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return settings, rest
 
 
-def _command(rest: list[str]) -> list[str]:
+def command_of(rest: list[str]) -> list[str]:
+    """What is to be executed: a script or a module by this very Python, or the command behind «--»."""
     if rest[:1] == ["--"]:
         command = rest[1:]
     elif rest and (rest[0] in ("-m", "-c") or not rest[0].startswith("-")):

@@ -118,6 +118,16 @@ def wait_for_leaks(before: Snapshot, deadline_s: float = DEADLINE_S) -> Leaks:
     return leaks
 
 
+def complaint(before: Snapshot) -> str:
+    """What is new since `before` and stays, in words; empty: nothing. The processes among it are killed."""
+    leaks = wait_for_leaks(before)
+    if not leaks:
+        return ""
+    report = leaks.describe()
+    leaks.kill_processes()
+    return f"left behind {DEADLINE_S:g} s after the test:\n{report}\nClose it in the test"
+
+
 def _staying(leaks: Leaks, stayed: set[str]) -> Leaks:
     """Without names in /dev/shm that come and go: others on this machine make and unlink them all the time."""
     stayed.intersection_update(leaks.shm_entries)

@@ -1,0 +1,430 @@
+"""Runs a program without faults, then with them, and with stock torch beside it; the survival table comes of that.
+
+Reads   the plan, the program's notes, the journal of the run.
+Writes  a temporary folder, which goes when the run is over (one whose run was killed goes with the next run).
+Never   the user's own journal; never leaves a process of the program's behind, however this one ends.
+
+    plain run: which samples come    →  the plan chooses among them, by its seed
+    run with faults, supervised      →  noted: fired, went on, drawn, received; incidents
+    the same faults on stock torch   →  noted likewise
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from holdfast._system import processes
+from holdfast._system.lifeline import Lifeline, hold
+from holdfast.adoption import launching
+from holdfast.incident import Incident
+from holdfast.testing import survival
+from holdfast.testing.injecting import VARIABLE, Notes
+from holdfast.testing.plan import HANG_TIMEOUT_S, Plan
+from holdfast.testing.survival import KILLS, Outcome, Story
+
+STARTUP = str(Path(__file__).with_name("startup"))
+_PREFIX = "holdfast-chaos-"
+_LEAST_LIMIT_S = 30.0
+_TAIL_LINES = 12
+
+
+class ProgramFailedError(Exception):
+    """The program fails without any faults: nothing can be said about it."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of it all."""
+
+    plan: Plan
+    command: tuple[str, ...]
+    outcome: Outcome
+    torch: Outcome | None
+    loaders: int
+    epochs: int
+    left: dict[str, str]  # loaders that no faults were planted in, and why
+
+    def to_dict(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"command": list(self.command), "seed": self.plan.seed, "policy": self.plan.policy}
+        told |= {"loaders": self.loaders, "epochs": self.epochs, "left": self.left}
+        told |= {"holdfast": self.outcome.to_dict()}
+        return told | ({"torch": self.torch.to_dict()} if self.torch is not None else {})
+
+    def __str__(self) -> str:
+        return "\n".join(lines(self))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of the program: how it ended, what it noted."""
+
+    status: int | None
+    story: Story
+    incidents: tuple[Incident, ...]
+    cried: str  # the end of its standard error
+
+
+def run(
+    command: Sequence[str],
+    plan: Plan,
+    *,
+    compare_torch: bool = False,
+    limit_s: float | None = None,
+    keep: str | os.PathLike[str] | None = None,
+    tell: Callable[[str], object] = lambda text: None,
+) -> Report:
+    """Run a program under a plan. `command` is what `holdfast run` takes: a script and its arguments, or «-m», or «--».
+
+    `limit_s`: a run with faults that takes longer is killed; the one on stock torch is given three times as long as
+    that under holdfast took, if nothing is said. `keep`: a new folder for what the runs printed, their notes and the
+    journal of the one with faults.
+    """
+    arguments = launching.command_of(list(command))
+    with _folder(keep) as folder, _surroundings(plan) as pressed:
+        tell("without faults")
+        plain = _run(arguments, folder / "plain", plan, None, supervised=True, limit_s=None)
+        if plain.status != 0:
+            raise ProgramFailedError(
+                f"the program fails without any faults ({status_words(plain.status)}): nothing can be said about it\n"
+                f"{plain.cried}"
+            )
+        if not plain.story.epochs:
+            why = "; ".join(f"loader {name}: {why}" for name, why in plain.story.left.items())
+            raise ProgramFailedError(
+                "the program has iterated over no DataLoader with workers: there is nothing to inject faults into"
+                + (f" ({why})" if why else "")
+            )
+        targets = _targets(plan, plain.story)
+        pressed()
+        tell("with faults")
+        begun = time.monotonic()
+        ours = _run(arguments, folder / "faults", plan, targets, supervised=True, limit_s=limit_s)
+        took_s = time.monotonic() - begun
+        excused = _excused(plan, targets)
+        repeats = plan.policy == "replace"
+        outcome = survival.judge(
+            ours.story, plain.story, ours.incidents, excused, ours.status, may_repeat=repeats, error=_last_line(ours)
+        )
+        other = None
+        if compare_torch:
+            tell("with faults, on stock torch")
+            limit = limit_s or max(_LEAST_LIMIT_S, 3 * took_s)
+            theirs = _run(arguments, folder / "torch", plan, targets, supervised=False, limit_s=limit)
+            other = survival.judge(
+                theirs.story, plain.story, None, excused, theirs.status, error=_last_line(theirs, limit)
+            )
+    loaders = {loader for loader, _ in plain.story.epochs}
+    return Report(plan, tuple(command), outcome, other, len(loaders), len(plain.story.epochs), plain.story.left)
+
+
+# ---------------------------------------------------------------- the plan, on these samples
+
+
+def _targets(plan: Plan, plain: Story) -> dict[str, list[tuple[int, Any]]]:
+    """For each loader: which of the planned faults at which samples (or at which worker, when it starts)."""
+    rng = random.Random(plan.seed)
+    found: dict[str, list[tuple[int, Any]]] = {}
+    for number, loader in enumerate(sorted({loader for loader, _ in plain.epochs})):
+        keys = {key for (name, _), epoch in plain.epochs.items() if name == loader for key in epoch.got}
+        workers = sorted({worker for name, worker, _, _ in plain.went_on if name == loader})
+        samples = sorted(keys, key=lambda key: (str(type(key)), key))
+        free = list(samples)
+        for place, planned in enumerate(plan.faults):
+            if planned.loaders and number not in planned.loaders:
+                continue
+            if planned.moment == "start":
+                chosen = planned.choose(workers, rng)
+            else:  # one fault at a sample, as long as there are samples
+                chosen = planned.choose(samples if planned.samples or not free else free, rng)
+                free = [key for key in free if key not in set(chosen)]
+            found.setdefault(loader, []).extend((place, key) for key in chosen)
+    return found
+
+
+def _excused(plan: Plan, targets: dict[str, list[tuple[int, Any]]]) -> set[tuple[str, Any]]:
+    """Samples that are bad for good: nobody can deliver them."""
+    return {
+        (loader, key)
+        for loader, planted in targets.items()
+        for place, key in planted
+        if plan.faults[place].times is None
+    }
+
+
+# ---------------------------------------------------------------- a run
+
+
+def _run(
+    command: list[str],
+    folder: Path,
+    plan: Plan,
+    targets: dict[str, list[tuple[int, Any]]] | None,
+    *,
+    supervised: bool,
+    limit_s: float | None,
+) -> Run:
+    """`targets`: None for a run that nothing disturbs."""
+    folder.mkdir()
+    notes = folder / "notes.jsonl"
+    notes.touch()
+    orders = {
+        "notes": str(notes),
+        "marks": str(folder / "marks"),
+        "planned": [planned.table for planned in plan.faults] if targets else [],
+        "targets": targets or {},
+    }
+    (folder / "orders.json").write_text(json.dumps(orders))
+    environment = _environment(plan, folder, supervised)
+    processes.adopt_orphans()
+    lifeline = Lifeline()
+    end = lifeline.end()
+    try:
+        with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+                pass_fds=(end,),
+                # Before it is the program: there is no moment in which it would outlive us.
+                preexec_fn=functools.partial(hold, end),
+            )
+        with _killing(plan.kill_every_s if targets is not None else None, notes, plan.seed):
+            status: int | None
+            try:
+                status = process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                status = None
+            finally:
+                _end(process)
+    finally:
+        os.close(end)
+        lifeline.cut()
+    story = survival.read(_read(notes))
+    return Run(status, story, _incidents(folder) if supervised else (), _tail(folder / "err"))
+
+
+def _environment(plan: Plan, folder: Path, supervised: bool) -> dict[str, str]:
+    environment = dict(os.environ)
+    for name in ("HOLDFAST_RUN", "HOLDFAST_JOURNAL"):
+        environment.pop(name, None)
+    environment[VARIABLE] = str(folder / "orders.json")
+    if supervised:
+        settings = {"HOLDFAST_HOME": str(folder / "journal"), "HOLDFAST_FAULTS": plan.policy}
+        settings.setdefault("HOLDFAST_RETRIES", environment.get("HOLDFAST_RETRIES", str(max(1, plan.most_times))))
+        names = [*environment.get("HOLDFAST_RETRY_ON", "").split(","), *plan.errors]
+        settings["HOLDFAST_RETRY_ON"] = ",".join(dict.fromkeys(name.strip() for name in names if name.strip()))
+        timeout = plan.sample_timeout or (HANG_TIMEOUT_S if plan.has_hangs else None)
+        if timeout is not None and (plan.sample_timeout or "HOLDFAST_SAMPLE_TIMEOUT" not in environment):
+            settings["HOLDFAST_SAMPLE_TIMEOUT"] = str(timeout)
+        launching.prepare(environment, settings)
+    else:
+        environment["HOLDFAST"] = "0"
+    others = environment.get("PYTHONPATH", "")
+    environment["PYTHONPATH"] = os.pathsep.join([STARTUP, *([others] if others else [])])
+    return environment
+
+
+@contextlib.contextmanager
+def _killing(every_s: float | None, notes: Path, seed: int) -> Iterator[None]:
+    """Kill a worker every so many seconds, one that the seed chooses among those that have begun to fetch."""
+    if every_s is None:
+        yield
+        return
+    over = threading.Event()
+    rng = random.Random(seed)
+    writer = Notes(str(notes))
+
+    def kill() -> None:
+        while not over.wait(every_s):
+            begun = {(n["loader"], n["worker"]): n["pid"] for n in _read(notes) if n["what"] == "went on"}
+            alive = [(name, pid) for name, pid in sorted(begun.items()) if _is_alive(pid)]
+            if not alive:
+                continue
+            (loader, worker), pid = rng.choice(alive)
+            writer.add("fired", fault=KILLS, key="", moment="fetch", pid=pid, loader=loader, worker=worker)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill, name="holdfast-chaos-kills")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.Error:
+        return False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Whatever is left of a run: its group, and what it started in sessions of its own, which comes to us."""
+    for _ in range(3):
+        left = psutil.Process().children(recursive=True)
+        own = [one for one in left if one.pid == process.pid or _is_of_run(one)]
+        for one in own:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        psutil.wait_procs([one for one in own if one.pid != process.pid], timeout=3)
+        if not own:
+            break
+
+
+def _is_of_run(process: psutil.Process) -> bool:
+    try:
+        return VARIABLE in process.environ()
+    except psutil.Error:
+        return False
+
+
+def _read(notes: Path) -> list[dict[str, Any]]:
+    found = []
+    for line in notes.read_bytes().splitlines():
+        with contextlib.suppress(ValueError):  # the last line of somebody who was killed while he wrote
+            found.append(json.loads(line))
+    return found
+
+
+def _incidents(folder: Path) -> tuple[Incident, ...]:
+    from holdfast._forensics import journal
+
+    if not (folder / "journal").is_dir():
+        return ()
+    before = os.environ.get("HOLDFAST_HOME")
+    os.environ["HOLDFAST_HOME"] = str(folder / "journal")
+    try:
+        return tuple(entry.incident for entry in journal.find())
+    finally:
+        if before is None:
+            del os.environ["HOLDFAST_HOME"]
+        else:
+            os.environ["HOLDFAST_HOME"] = before
+
+
+def _tail(path: Path) -> str:
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_TAIL_LINES:])
+
+
+def _last_line(ended: Run, limit_s: float | None = None) -> str:
+    if ended.status == 0:
+        return ""
+    if ended.status is None:
+        return f"it had not ended after {limit_s or 0:.0f} s, and was killed"
+    said = [line for line in ended.cried.splitlines() if line and not line.startswith((" ", "\t"))]
+    return ended.story.errors[-1].splitlines()[0] if ended.story.errors else (said[-1] if said else "")
+
+
+# ---------------------------------------------------------------- around it
+
+
+@contextlib.contextmanager
+def _folder(keep: str | os.PathLike[str] | None) -> Iterator[Path]:
+    """A folder for a run's notes; those of runs that were killed go now."""
+    if keep is not None:
+        kept = Path(keep).absolute()
+        kept.mkdir(parents=True)
+        yield kept
+        return
+    home = Path(tempfile.gettempdir())
+    for stale in home.glob(f"{_PREFIX}*"):
+        pid = stale.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(stale, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _surroundings(plan: Plan) -> Iterator[Callable[[], None]]:
+    """Hogs of memory and CPUs, from when they are called for until the end."""
+    from holdfast.testing import surroundings
+
+    with contextlib.ExitStack() as stack:
+
+        def begin() -> None:
+            if plan.busy_cpus:
+                stack.enter_context(surroundings.busy_cpus(plan.busy_cpus))
+            if plan.memory_pressure:
+                stack.enter_context(surroundings.memory_pressure(plan.memory_pressure))
+
+        yield begin
+
+
+# ---------------------------------------------------------------- words
+
+
+def status_words(status: int | None) -> str:
+    if status is None:
+        return "it did not end"
+    if status < 0:
+        try:
+            return f"it died of {signal.Signals(-status).name}"
+        except ValueError:
+            return f"it died of signal {-status}"
+    return f"exit status {status}"
+
+
+def lines(report: Report) -> list[str]:
+    """The report for a terminal."""
+    outcome, plan = report.outcome, report.plan
+    loaders = f"{report.loaders} loader{'' if report.loaders == 1 else 's'}"
+    epochs = f"{report.epochs} epoch{'' if report.epochs == 1 else 's'}"
+    named = os.path.basename(sys.executable) if report.command[:1] == ("-m",) else report.command[0]
+    out = [
+        f"{named}: {outcome.expected:,} samples in {epochs} of {loaders}; seed {plan.seed}, policy {plan.policy}",
+        "",
+        *survival.table(outcome, report.torch),
+        "",
+    ]
+    out += _result("holdfast", outcome)
+    if report.torch is not None:
+        out += _result("torch", report.torch)
+    out += [f"left alone  loader {name}: {why}" for name, why in report.left.items()]
+    return out
+
+
+def _result(name: str, outcome: Outcome) -> list[str]:
+    plain = outcome.plain_rate
+    share = f", {outcome.rate / plain:.0%} of the {plain:,.0f} without" if plain else ""
+    out = [f"{name:<10}  {outcome.received:,} samples received, {outcome.lost:,} lost; {status_words(outcome.status)}"]
+    if outcome.status == 0:
+        out.append(f"{'':<10}  {outcome.rate:,.0f} samples/s with faults{share}")
+    if outcome.error:
+        out.append(f"{'':<10}  {outcome.error}")
+    if outcome.twice:
+        out.append(f"{'':<10}  {outcome.twice:,} samples came more than once")
+    if outcome.lost_samples:
+        named = ", ".join(map(str, outcome.lost_samples[:12])) + (", …" if len(outcome.lost_samples) > 12 else "")
+        out.append(f"{'':<10}  lost: {named}")
+    if outcome.injected == 0:
+        out.append(f"{'':<10}  no fault has fired: too few samples, or the program ended before one was due")
+    return out

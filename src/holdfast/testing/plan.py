@@ -1,0 +1,300 @@
+"""What chaos is to do: read from a command line or a TOML file, and checked.
+
+Reads   text.
+Writes  nothing.
+Never   guesses: a word that means nothing is an error that names the nearest ones that do.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import difflib
+import importlib
+import math
+import random
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast._forensics.words import span_s
+from holdfast.quantities import parse_bytes
+from holdfast.testing.faults import ALIASES, CATALOGUE, MOMENTS, Fault
+from holdfast.testing.marks import Marks
+from holdfast.testing.modifiers import At, Times
+
+POLICIES = ("raise", "skip", "replace")
+HANG_TIMEOUT_S = 5.0  # where the plan has hangs and nobody has said what a sample may take
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)%")
+_TIMES = re.compile(r"x(\d+)")
+
+
+class PlanError(ValueError):
+    """A plan that says nothing that can be done."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A fault, how many samples it is planted at, and how often it fires at each. `times=None`: always."""
+
+    fault: str
+    share: float | None = None
+    count: int | None = None
+    samples: tuple[Any, ...] = ()
+    moment: str = ""
+    times: int | None = 1
+    loaders: tuple[int, ...] = ()
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def make(self, marks: Marks | None = None) -> Fault:
+        """The fault itself; a transient one keeps its marks there."""
+        arguments = dict(self.arguments)
+        if "error" in arguments:
+            arguments["error"] = _exception(str(arguments["error"]))
+        fault = CATALOGUE[self.fault](**arguments)
+        if self.moment:
+            fault = At(self.moment, fault)
+        return fault if self.times is None else Times(self.times, fault, marks)
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """As a plan's file has it; where it is planted stands elsewhere."""
+        times = "always" if self.times is None else self.times
+        return {"fault": self.fault, "times": times, "moment": self.moment, **self.arguments}
+
+    def choose(self, keys: Sequence[Any], rng: random.Random) -> list[Any]:
+        """The samples that it is planted at, out of those that come without faults."""
+        if self.samples:
+            return [key for key in keys if key in self.samples]
+        count = math.ceil(self.share * len(keys)) if self.share is not None else self.count or 1
+        return rng.sample(list(keys), min(count, len(keys)))
+
+    @property
+    def row(self) -> str:
+        """Its line in the table."""
+        return f"{self.fault}@{self.moment}" if self.moment else self.fault
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that chaos is to do. `faults` may also be a text, as on the command line."""
+
+    faults: tuple[Planned, ...] = ()
+    kill_every_s: float | None = None
+    seed: int = 0
+    policy: str = "skip"
+    sample_timeout: float | None = None  # None: as the environment says, or HANG_TIMEOUT_S where there are hangs
+    busy_cpus: int = 0
+    memory_pressure: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.faults, str):
+            object.__setattr__(self, "faults", parse_faults(self.faults))
+        if self.policy not in POLICIES:
+            raise PlanError(f"policy must be {', '.join(POLICIES[:-1])} or {POLICIES[-1]}, got {self.policy!r}")
+        if not (self.faults or self.kill_every_s or self.busy_cpus or self.memory_pressure):
+            raise PlanError("a plan without faults shows nothing; say which, such as --faults segv,oom,hang:2%")
+
+    @property
+    def has_hangs(self) -> bool:
+        return any(planned.make(_NO_MARKS).plain.hangs for planned in self.faults)
+
+    @property
+    def most_times(self) -> int:
+        return max((planned.times or 0 for planned in self.faults), default=1)
+
+    @property
+    def errors(self) -> list[str]:
+        """Names of the exceptions that it raises, for retry_on."""
+        own = ["holdfast.testing.faults.InjectedError"]
+        for planned in self.faults:
+            error = planned.arguments.get("error")
+            if error is not None:
+                own.append(str(error).partition(":")[0].strip())
+        return own
+
+
+_NO_MARKS = Marks(path="")
+
+
+def parse_faults(text: str) -> tuple[Planned, ...]:
+    """«segv,oom:5,hang:2%,kill@collate:always,exit:x2»; «all» is the whole catalogue, a sample each."""
+    found: list[Planned] = []
+    for word in text.split(","):
+        if not word.strip():
+            continue
+        named, *details = word.strip().split(":")
+        name, _, moment = named.partition("@")
+        if name == "all":
+            found += [Planned(known, moment=moment) for known in CATALOGUE]
+            if details or moment:
+                raise PlanError(f"«all» takes no details, got {word.strip()!r}")
+            continue
+        found.append(_checked(_detailed(fault_name(name), moment, details, word.strip())))
+    if not found:
+        raise PlanError(f"there is no fault in {text!r}; there are {', '.join(CATALOGUE)}")
+    return tuple(found)
+
+
+def _detailed(name: str, moment: str, details: Iterable[str], word: str) -> Planned:
+    planned = Planned(name, moment=moment)
+    for detail in details:
+        share, times = _SHARE.fullmatch(detail), _TIMES.fullmatch(detail)
+        if share:
+            planned = dataclasses.replace(planned, share=float(share[1]) / 100)
+        elif times:
+            planned = dataclasses.replace(planned, times=int(times[1]))
+        elif detail == "always":
+            planned = dataclasses.replace(planned, times=None)
+        elif detail.isdecimal():
+            planned = dataclasses.replace(planned, count=int(detail))
+        else:
+            raise PlanError(
+                f"{detail!r} in {word!r} says nothing; write 2% or 5 (samples), x3 (times at each) or always"
+            )
+    return planned
+
+
+def fault_name(name: str) -> str:
+    """The catalogue's name of a fault."""
+    known = name.strip().lower().replace("_", "-")
+    known = ALIASES.get(known, known)
+    if known not in CATALOGUE:
+        raise PlanError(f"there is no fault {name!r}{_nearest(known, [*CATALOGUE, *ALIASES])}")
+    return known
+
+
+def _nearest(word: str, words: Iterable[str]) -> str:
+    known = list(words)
+    near = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    if near:
+        return f"; did you mean {' or '.join(dict.fromkeys(ALIASES.get(one, one) for one in near))}?"
+    return f"; there are {', '.join(dict.fromkeys(ALIASES.get(one, one) for one in known))}"
+
+
+def _checked(planned: Planned) -> Planned:
+    where = f"fault {planned.fault}"
+    if planned.moment and planned.moment not in MOMENTS:
+        raise PlanError(f"{where}: there is no moment {planned.moment!r}{_nearest(planned.moment, MOMENTS)}")
+    if planned.share is not None and not 0 < planned.share <= 1:
+        raise PlanError(f"{where}: a share is between 0% and 100%, got {planned.share:.6%}")
+    if planned.count is not None and planned.count < 1:
+        raise PlanError(f"{where}: at how many samples? got {planned.count}")
+    if planned.times is not None and planned.times < 1:
+        raise PlanError(f'{where}: times must be at least 1, or "always", got {planned.times}')
+    try:
+        planned.make(_NO_MARKS)
+    except (TypeError, ValueError) as error:
+        raise PlanError(f"{where}: {error}") from None
+    return planned
+
+
+# ---------------------------------------------------------------- a file
+
+
+def load(path: str | Path) -> Plan:
+    """The plan of a TOML file."""
+    tomllib: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        told = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(f"{path} cannot be read: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise PlanError(f"{path} is no TOML: {error}") from None
+    return from_dict(told, str(path))
+
+
+_KEYS = ("seed", "policy", "kill_every", "sample_timeout", "busy_cpus", "memory_pressure", "fault")
+_FAULT_KEYS = ("fault", "share", "count", "samples", "moment", "times", "loaders")
+
+
+def from_dict(told: dict[str, Any], name: str = "the plan") -> Plan:
+    """The plan that these keys mean; [[fault]] tables are in a list."""
+    for key in told:
+        if key not in _KEYS:
+            raise PlanError(f"{name}: there is no key {key!r}{_nearest(key, _KEYS)}")
+    tables = told.get("fault", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise PlanError(f"{name}: faults are tables, each begun by [[fault]]")
+    kill_every = told.get("kill_every")
+    try:
+        return Plan(
+            faults=tuple(_planned(table, f"{name}, fault {number}") for number, table in enumerate(tables, 1)),
+            kill_every_s=None if kill_every is None else seconds(kill_every),
+            seed=_whole(told, "seed", 0),
+            policy=told.get("policy", "skip"),
+            sample_timeout=None if "sample_timeout" not in told else seconds(told["sample_timeout"]),
+            busy_cpus=_whole(told, "busy_cpus", 0),
+            memory_pressure=parse_bytes("memory_pressure", told["memory_pressure"]) if "memory_pressure" in told else 0,
+        )
+    except PlanError as error:
+        raise error if str(error).startswith(name) else PlanError(f"{name}: {error}") from None
+    except (TypeError, ValueError) as error:
+        raise PlanError(f"{name}: {error}") from None
+
+
+def _planned(table: dict[str, Any], where: str) -> Planned:
+    if "fault" not in table:
+        raise PlanError(f'{where}: which one? write fault = "segv"')
+    name = fault_name(str(table["fault"]))
+    arguments = {key: value for key, value in table.items() if key not in _FAULT_KEYS}
+    kind: Any = CATALOGUE[name]
+    takes = [one.name for one in dataclasses.fields(kind)]
+    for key in arguments:
+        if key not in takes:
+            raise PlanError(f"{where}: {name} has no {key!r}{_nearest(key, [*_FAULT_KEYS, *takes])}")
+    given = [key for key in ("share", "count", "samples") if key in table]
+    if len(given) > 1:
+        raise PlanError(f"{where}: {' and '.join(given)} are two answers to how many; choose one")
+    share = table.get("share")
+    if isinstance(share, str):
+        found = _SHARE.fullmatch(share.replace(" ", ""))
+        if not found:
+            raise PlanError(f'{where}: a share is written "2%" or 0.02, got {share!r}')
+        share = float(found[1]) / 100
+    times = table.get("times", 1)
+    planned = Planned(
+        name,
+        share=share,
+        count=_whole(table, "count", None),
+        samples=tuple(tuple(key) if isinstance(key, list) else key for key in table.get("samples", ())),
+        moment=str(table.get("moment", "")),
+        times=None if times == "always" else _whole(table, "times", 1),
+        loaders=tuple(table.get("loaders", ())),
+        arguments=arguments,
+    )
+    try:
+        return _checked(planned)
+    except PlanError as error:
+        raise PlanError(f"{where}: {error}") from None
+
+
+def _exception(text: str) -> BaseException:
+    """«OSError», or «OSError: the text»."""
+    name, _, message = text.partition(":")
+    kind = getattr(builtins, name.strip(), None)
+    if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+        raise PlanError(f"{name.strip()!r} is none of Python's exceptions")
+    return kind(message.strip() or "injected")
+
+
+def _whole(table: dict[str, Any], key: str, default: Any) -> Any:
+    value = table.get(key, default)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise PlanError(f"{key} must be a whole number, got {value!r}")
+    return value
+
+
+def seconds(value: Any) -> float:
+    """5, 0.5 or «5s», «2m»."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            value = span_s(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise PlanError(f'a span of time is written 5 or "5s", and is more than 0, got {value!r}')
+    return float(value)

@@ -1,0 +1,187 @@
+"""Plans and survival tables, without a process.
+
+Reads   texts, tables and notes that are made up.
+Writes  nothing.
+Never   a fault.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from holdfast.incident import Exit, Incident, IncidentKind, InHand
+from holdfast.testing import plan as plans
+from holdfast.testing import survival
+from holdfast.testing.faults import CATALOGUE
+from holdfast.testing.plan import PlanError, Planned
+
+
+def test_a_list_of_faults_says_how_many_how_often_and_when():
+    """The grammar of the command line."""
+    assert plans.parse_faults("segv, oom:5,hang:2%,Kill@collate:always,exit:10%:x3,sigbus") == (
+        Planned("segv"),
+        Planned("oom", count=5),
+        Planned("hang", share=0.02),
+        Planned("kill", moment="collate", times=None),
+        Planned("exit", share=0.1, times=3),
+        Planned("bus"),
+    )
+    assert [planned.fault for planned in plans.parse_faults("all")] == list(CATALOGUE)
+
+
+def test_samples_are_chosen_by_the_seed():
+    """The same seed chooses the same; a share is at least one sample."""
+    keys = list(range(50))
+
+    chosen = Planned("segv", share=0.1).choose(keys, random.Random(4))
+
+    assert chosen == Planned("segv", share=0.1).choose(keys, random.Random(4))
+    assert len(chosen) == 5
+    assert len(Planned("segv", share=0.001).choose(keys, random.Random(4))) == 1
+    assert Planned("segv", samples=(3, 99)).choose(keys, random.Random(4)) == [3]
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({}, "a plan without faults shows nothing"),
+        ({"faults": []}, "there is no key 'faults'; did you mean fault"),
+        ({"fault": "segv"}, r"each begun by \[\[fault\]\]"),
+        ({"fault": [{"share": 0.1}]}, r'fault 1: which one\? write fault = "segv"'),
+        ({"fault": [{"fault": "deadlok"}]}, "did you mean deadlock"),
+        ({"fault": [{"fault": "zzz"}]}, "there are raise, unpicklable, segv"),
+        ({"fault": [{"fault": "slow", "second": 2}]}, "slow has no 'second'; did you mean seconds"),
+        ({"fault": [{"fault": "slow", "seconds": -2}]}, "seconds must be at least 0"),
+        ({"fault": [{"fault": "kill", "moment": "fetsch"}]}, "there is no moment 'fetsch'; did you mean fetch"),
+        ({"fault": [{"fault": "kill", "share": 2}]}, "between 0% and 100%"),
+        ({"fault": [{"fault": "kill", "share": "many"}]}, '"2%" or 0.02'),
+        ({"fault": [{"fault": "kill", "share": 0.1, "count": 2}]}, "share and count are two answers"),
+        ({"fault": [{"fault": "kill", "times": 0}]}, "times must be at least 1"),
+        ({"fault": [{"fault": "kill", "times": "often"}]}, "times must be a whole number"),
+        ({"fault": [{"fault": "raise", "error": "OhNo: x"}]}, "'OhNo' is none of Python's exceptions"),
+        ({"kill_every": 0}, "is more than 0"),
+        ({"kill_every": "5s", "policy": "hope"}, "policy must be raise, skip or replace"),
+        ({"kill_every": "5s", "memory_pressure": "much"}, "memory_pressure must be a size"),
+    ],
+)
+def test_a_plan_that_makes_no_sense_is_an_error_that_says_what_does(told: dict[str, Any], words):
+    """With the plan's name, and the nearest word that there is."""
+    with pytest.raises(PlanError, match=words) as raised:
+        plans.from_dict(told, "plan.toml")
+
+    assert str(raised.value).startswith("plan.toml")
+
+
+def test_a_plan_goes_through_its_own_tables():
+    """What chaos hands to the program is what it was told."""
+    planned = plans.from_dict({"fault": [{"fault": "raise", "error": "OSError: torn", "times": "always"}]}).faults[0]
+
+    again = plans.from_dict({"fault": [planned.table]}).faults[0]
+
+    assert (again.fault, again.times, again.arguments) == ("raise", None, {"error": "OSError: torn"})
+    assert repr(again.make().plain.error) == "OSError('torn')"
+
+
+# ---------------------------------------------------------------- tables
+
+
+def notes(*rows: tuple[Any, ...]) -> survival.Story:
+    """A story of («what», {…}), one second apart."""
+    base = {"loader": "0", "epoch": 0, "pid": 1, "worker": 0, "moment": "fetch"}
+    return survival.read({**base, "what": what, "t": float(at), **more} for at, (what, more) in enumerate(rows))
+
+
+def batch(*keys: Any) -> list[tuple[str, dict[str, Any]]]:
+    return [("got", {"keys": list(keys)}), ("gave", {})]
+
+
+PLAIN = notes(("begun", {}), ("drawn", {"keys": [0, 1, 2, 3]}), *batch(0, 1), *batch(2, 3), ("ended", {}))
+
+
+def judged(story: survival.Story, **more: Any) -> survival.Outcome:
+    return survival.judge(story, more.pop("plain", PLAIN), more.pop("incidents", ()), more.pop("excused", set()), 0)
+
+
+def test_lost_is_what_was_drawn_and_neither_came_nor_is_bad_for_good():
+    """In an epoch that ended, by name; a sample that came again is counted, too."""
+    story = notes(("begun", {}), ("drawn", {"keys": [0, 1, 2, 3]}), *batch(0, 0), *batch(2), ("ended", {}))
+
+    outcome = judged(story)
+
+    assert (outcome.lost, sorted(outcome.lost_samples), outcome.twice) == (2, [1, 3], 1)
+    assert judged(story, excused={("0", 1)}).lost_samples == (3,)
+    assert not outcome.is_whole
+    assert judged(PLAIN).is_whole
+
+
+def test_an_epoch_that_broke_off_has_lost_what_the_plain_one_received():
+    """What had arrived and was not given to the program does not count; nor does an epoch that never began."""
+    broken = notes(("begun", {}), ("drawn", {"keys": [0, 1, 2, 3]}), *batch(0, 1), ("got", {"keys": [2, 3]}))
+
+    assert judged(broken).lost == 2
+    assert judged(notes()).lost == 4
+
+
+def test_streams_are_compared_with_the_run_without_faults():
+    """Nothing is drawn there; a sample is named by its worker and its number."""
+    plain = notes(("begun", {}), *batch([0, 0], [0, 1]), *batch([1, 0]), ("ended", {}))
+    story = notes(("begun", {}), *batch([0, 0]), *batch([1, 0]), ("ended", {}))
+
+    assert judged(story, plain=plain).lost_samples == ((0, 1),)
+
+
+def test_a_fault_is_noticed_and_survived_by_whoever_goes_on_in_its_place():
+    """A death by its pid, an exception by its sample; going on is another process's fetch, or the end of the epoch."""
+    story = notes(
+        ("begun", {}),
+        ("went on", {"pid": 10}),
+        ("fired", {"fault": "kill", "key": 1, "pid": 10}),
+        ("went on", {"pid": 10}),  # still the one that is to die
+        ("went on", {"pid": 11}),
+        ("fired", {"fault": "raise", "key": 2, "pid": 11}),
+        ("fired", {"fault": "raise", "key": 3, "pid": 11}),
+        ("drawn", {"keys": [0, 1, 2, 3]}),
+        *batch(0, 1, 2, 3),
+        ("ended", {}),
+        ("fired", {"fault": "hang", "key": 3, "pid": 12, "worker": 1}),
+    )
+    crash = Incident(IncidentKind.CRASH, 0, 0, 10, 0, InHand(), exit=Exit(signal=9), indices=(1,))
+    error = Incident(IncidentKind.EXCEPTION, 0, 0, -1, 0, InHand(), indices=(2,))
+
+    rows = {row.fault: row for row in judged(story, incidents=(crash, error)).rows}
+
+    assert list(rows) == ["raise", "kill", "hang"]
+    assert (rows["kill"].noticed, rows["kill"].survived, rows["kill"].recovery_s) == (1, 1, (2.0,))
+    assert (rows["raise"].injected, rows["raise"].noticed, rows["raise"].survived) == (2, 1, 2)
+    assert (rows["hang"].noticed, rows["hang"].survived) == (0, 0)
+
+
+def test_a_worker_that_goes_on_in_a_program_that_dies_has_survived_nothing():
+    """As stock torch's does after an exception: only what still came to the program counts."""
+    story = notes(
+        ("begun", {}),
+        ("drawn", {"keys": [0, 1, 2, 3]}),
+        ("fired", {"fault": "slow", "key": 0}),
+        ("fired", {"fault": "raise", "key": 2}),
+        ("went on", {}),
+        *batch(0, 1),
+        ("raised", {"error": "InjectedError: injected"}),
+    )
+
+    rows = {row.fault: row.survived for row in survival.judge(story, PLAIN, None, set(), 1).rows}
+
+    assert rows == {"slow": 1, "raise": 0}
+
+
+def test_the_table_has_both_runs_side_by_side():
+    """A line for each fault of either, and one for all."""
+    ours = notes(("begun", {}), ("fired", {"fault": "kill", "key": 1}), ("went on", {"pid": 2}), ("ended", {}))
+    theirs = notes(("begun", {}), ("fired", {"fault": "segv", "key": 1}))
+
+    lines = survival.table(judged(ours), survival.judge(theirs, PLAIN, None, set(), 1))
+
+    assert [line.split()[0] for line in lines if line[0] != "─"] == ["fault", "segv", "kill", "all"]
+    assert lines[3].split() == ["kill", "1", "0", "1", "0", "1.0", "s", "1.0", "s", "0", "–", "–"]

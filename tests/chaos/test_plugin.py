@@ -1,0 +1,94 @@
+"""The pytest plugin: cheap for those who do not ask for it, and a leak check for those who do.
+
+Reads   what a small pytest run with it prints.
+Writes  small tests, into temporary folders.
+Never   leaves what they leak.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PLUGIN = ("-p", "holdfast.testing.plugin")
+ENVIRONMENT = {
+    **{key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")},
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # else it may come twice
+    "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+}
+TESTS = """
+import os, subprocess, threading
+import pytest
+
+def test_nobody_asks(): os.memfd_create("let pass")
+def test_process(holdfast_leaks): subprocess.Popen(["sleep", "60"])
+def test_clean(holdfast_leaks): os.close(os.memfd_create("closed"))
+
+@pytest.mark.holdfast_leaks
+def test_marked(): os.memfd_create("forgotten")
+
+@pytest.mark.holdfast_leaks
+def test_failing(): assert not os.memfd_create("held by the traceback")
+
+def test_others(holdfast_journal, holdfast_server):
+    from holdfast._forensics import journal
+    import urllib.request
+    assert journal.home() == holdfast_journal
+    with urllib.request.urlopen(holdfast_server({"/": b"here"}).url + "/") as answer:
+        assert answer.read() == b"here"
+"""
+
+
+def run(folder: Path, *options: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "--strict-markers", *options],
+        cwd=folder,
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    ).stdout
+
+
+def test_only_tests_that_ask_are_checked_and_only_those_that_leak_fail(tmp_path):
+    """By fixture or by marker; a test that failed by itself fails once; processes are killed."""
+    (tmp_path / "test_victims.py").write_text(TESTS)
+
+    said = run(tmp_path, *PLUGIN)
+
+    assert "1 failed, 5 passed, 2 errors" in said
+    for name in ("test_process", "test_marked"):
+        assert f"ERROR test_victims.py::{name}" in said
+    assert "→ /memfd:forgotten (deleted)" in said
+    assert "): sleep 60" in said
+    assert "Close it in the test." in said
+
+
+@pytest.mark.alone
+def test_it_costs_a_run_that_does_not_use_it_nearly_nothing(tmp_path):
+    """It imports neither torch nor numpy nor psutil, nor most of holdfast."""
+    program = (
+        "import json, sys, pytest, time; begun = time.perf_counter(); import holdfast.testing.plugin;"
+        "print(json.dumps([time.perf_counter() - begun, [n for n in sys.modules if n.startswith('holdfast')],"
+        "[n for n in ('torch', 'numpy', 'psutil') if n in sys.modules]]))"
+    )
+    runs = [
+        json.loads(subprocess.check_output([sys.executable, "-c", program], cwd=tmp_path, env=ENVIRONMENT))
+        for _ in range(5)
+    ]
+
+    assert min(seconds for seconds, _, _ in runs) < 0.02
+    assert runs[0][1:] == [["holdfast", "holdfast.testing", "holdfast.testing.plugin"], []]
+
+
+def test_it_is_registered_for_everybody_who_installs_us():
+    """As an entry point of pytest's."""
+    configured = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+
+    assert '[project.entry-points.pytest11]\nholdfast = "holdfast.testing.plugin"\n' in configured
