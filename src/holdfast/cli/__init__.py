@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-VERBS = ("run", "incidents", "report", "explain", "forget")  # in the order in which one needs them
+VERBS = ("run", "top", "incidents", "report", "explain", "forget")  # in the order in which one needs them
 
 
 class _Verbs(click.Group):

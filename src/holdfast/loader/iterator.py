@@ -363,6 +363,8 @@ class SupervisedIterator(torch_loader._MultiProcessingDataLoaderIter):
             except Exception:
                 self._hand = None
                 raise
+        if self._metered.due:
+            self._metered.flush()
         self._bookmark.delivered(self)
         self._door.forget(seq)
         self._ledger.delivered += 1
