@@ -74,8 +74,9 @@ class Meter:
 
     # ------------------------------------------------------------ batches
 
-    def gave(self, delivered: int, payload: Any) -> None:
-        """So many batches were delivered, the last one was this; called when «left» has come down to nothing."""
+    def gave(self, delivered: int, payload: Any) -> bool:
+        """So many batches were delivered, the last one was this; called when «left» has come down to nothing. Whether
+        it is time to write the whole board."""
         now = time.monotonic()
         every = _BETWEEN_CHECKS if now - self._checked < _BETWEEN_CHECKS * _FAST_S else 1
         self._checked = now
@@ -89,7 +90,7 @@ class Meter:
             self._each_bytes = payload.nbytes
         if due:
             self._count(delivered)
-            self.flush(now)
+        return due
 
     def _count(self, delivered: int) -> None:
         """Batches since the last look are taken to be as large as the one that was looked at."""

@@ -27,6 +27,7 @@ from holdfast.incident import Stage
 
 _TRIES = 50
 _LONGEST_S = 10.0  # that py-spy may take
+_START_STAGES = (Stage.STARTING, Stage.PREPARING, Stage.FORWARDING)
 _LOAD = ("on_cpu", "starved", "waiting", "idle", "disk", "seconds")
 
 _known: dict[str, Job] = {}
@@ -160,6 +161,8 @@ class Job:
         state = layout.STATES[values["state"]] if 0 <= values["state"] < len(layout.STATES) else "empty"
         here = alive and state in ("starting", "ready") and values["pid"] > 0
         stage = Stage(values["stage"]) if 0 <= values["stage"] <= max(Stage) else Stage.AT_WORK
+        if here and state == "starting" and stage not in _START_STAGES:
+            state = "ready"  # which the trainer has not read yet
         sample = self._sample(values, row) if here else None
         load = dict(zip(_LOAD, (values[name] / 1e6 for name in (*_LOAD[:-1], "load_ns"))))
         seconds = max(0, time.monotonic_ns() - values["since_ns"]) / 1e9 if here and values["since_ns"] else 0.0

@@ -304,6 +304,8 @@ class SupervisedIterator(HandsOut, torch_loader._MultiProcessingDataLoaderIter):
         except Exception:
             self._hand = None
             raise
+        if self._metered.due:
+            self._metered.flush()
         self._bookmark.delivered(self)
         self._door.forget(seq)
         self._ledger.delivered += 1

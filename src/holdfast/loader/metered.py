@@ -8,6 +8,7 @@ Never   holds the iterator: that must be free to go when its last user lets go o
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -42,7 +43,13 @@ class LoaderMetered(Metered):
         """This batch is about to be delivered."""
         with Quietly(self.meter):
             self._giving = seq
-            self.meter.gave(self.ledger.delivered + 1, payload)
+            self.due = self.meter.gave(self.ledger.delivered + 1, payload)
+
+    def flush(self) -> None:
+        """After the next task was sent, so that its samples are on the board, too."""
+        self.due = False
+        with Quietly(self.meter):
+            self.meter.flush(time.monotonic())
             self.words = self.meter.publisher.words
 
     def detach(self) -> None:
