@@ -150,6 +150,13 @@ def grpc_worked() -> Situation:
         grpc.channel_ready_future(channel).result(0.1)
     except grpc.FutureTimeoutError:
         pass  # nobody is there: its threads are
+    return ours(Doing(nothing, channel=channel)), NO_SAMPLES
+
+
+def polars_worked() -> Situation:
+    import polars
+
+    polars.DataFrame({"number": range(1000)}).group_by("number").agg(polars.len())
     return ours(Plain()), NO_SAMPLES
 
 
@@ -328,8 +335,15 @@ def race(dataset: Any, index: int) -> Any:
     return dataset.current
 
 
+def die_in_company(dataset: Any, index: int) -> Any:
+    if threading.active_count() > 2:
+        ctypes.string_at(0)
+    return index
+
+
 def linger(dataset: Any, index: int) -> Any:
-    time.sleep(1.2 if index == 0 else 0.001)  # a straggler; no test waits for it
+    time.sleep(1.2 if index == 0 and not hasattr(dataset, "warm") else 0.001)  # a straggler; no test waits for it
+    dataset.warm = True
     return index
 
 
@@ -342,6 +356,11 @@ class Stream(IterableDataset[Any]):
             if self.kills and number == 3:
                 os.kill(os.getpid(), 9)
             yield torch.full((4,), float(number)) * torch.rand(1)
+
+
+class Unstartable(Plain):
+    def __setstate__(self, state: Any) -> None:
+        raise KeyError("a field of an older version")
 
 
 def bad_samples() -> Situation:
@@ -370,6 +389,14 @@ def by_process() -> Situation:
 
 def racing() -> Situation:
     return ours(Doing(race)), {"samples": 8}
+
+
+def dying_in_company() -> Situation:
+    return ours(Doing(die_in_company)), {"samples": 2}
+
+
+def unstartable() -> Situation:
+    return ours(Unstartable(), multiprocessing_context="spawn"), {"samples": 2}
 
 
 def straggling() -> Situation:

@@ -49,6 +49,11 @@ FOUND: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     "unseeded": ({"unseeded-randomness": "changes data"}, ("whatever the seed (4 of 4 are)",)),
     "by_process": ({"differs-between-processes": "changes data"}, ("(4 of 4 are)", "PYTHONHASHSEED=0")),
     "racing": ({"thread-unsafe": "changes data"}, ("was another one", "num_workers=2, no ThreadPoolExecutor")),
+    "dying_in_company": (
+        {"thread-unsafe": "may kill"},
+        ("samples must not be fetched from several threads at once: read of address 0x0",),
+    ),
+    "unstartable": ({"workers-do-not-start": "will kill"}, ("a field of an older version",)),
     "straggling": ({"uneven-samples": "slows down"}, ("sample 0 took 1.", "prefetch_factor=")),
     "stream_that_kills": ({"sample-kills": "will kill"}, ("a sample of the stream kills", "SIGKILL")),
     "deadly_length": ({"length-kills": "will kill"}, ("len(dataset) kills", "a null pointer")),
@@ -201,8 +206,18 @@ def test_a_channel_of_grpc_is_found_before_a_fork():
     """A worker that uses it aborts."""
     found = examined("grpc_worked")["grpc_worked"]
 
-    assert found.ranks == {"threads-before-fork": "may kill", "grpc-before-fork": "may kill"}
+    named = ("threads-before-fork", "grpc-before-fork", "open-channel")
+    assert found.ranks == dict.fromkeys(named, "may kill")
+    assert "dataset.channel (grpc.Channel) is open" in found.text("open-channel")
     assert 'multiprocessing_context="forkserver"' in found.remedies("grpc-before-fork")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("polars") is None, reason="polars is not installed")
+def test_the_pool_of_polars_is_found_before_a_fork():
+    """A worker that uses it waits for ever."""
+    found = examined("polars_worked")["polars_worked"]
+
+    assert found.ranks == {"polars-before-fork": "may kill"}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cv2") is None, reason="OpenCV is not installed")

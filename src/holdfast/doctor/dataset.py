@@ -121,7 +121,8 @@ def _note(seen: Seen, path: str, part: Any) -> None:
     _note_size(seen, path, part)
     names = [(owner.__module__.partition(".")[0], owner.__name__) for owner in kind.__mro__]
     if names[0] in _LOCKS:
-        seen.locks.append((path, repr(part).startswith("<locked")))
+        if not _is_inside(seen, path):
+            seen.locks.append((path, repr(part).startswith("<locked")))
     elif ("torch", "Tensor") in names:
         if part.is_cuda:
             seen.cuda.append((path, int(part.nbytes)))
@@ -129,10 +130,15 @@ def _note(seen: Seen, path: str, part: Any) -> None:
         seen.generators.append((path, walking.type_name(part)))
     else:
         for what, types in _HELD.items():
-            if any(name in types for name in names) and not _is_closed(part):
-                if not any(path.startswith(f"{outer}.") for outer, _ in seen.held[what]):  # the file of a file
+            if not types.isdisjoint(names) and not _is_closed(part):
+                if not _is_inside(seen, path):
                     seen.held[what].append((path, walking.type_name(part)))
                 return
+
+
+def _is_inside(seen: Seen, path: str) -> bool:
+    """Whether it belongs to something that is told already: the file of an archive, the lock of a channel."""
+    return any(path.startswith(f"{outer}.") for found in seen.held.values() for outer, _ in found)
 
 
 def _note_size(seen: Seen, path: str, part: Any) -> None:

@@ -43,7 +43,6 @@ _OPENMP = ("libgomp", "libiomp", "libomp")
 _BREAKS = {
     "cygrpc": ("grpc", "make channels in worker_init_fn, or when the first sample is fetched"),
     "polars": ("polars", "read tables before, or in worker_init_fn"),
-    "libtensorflow": ("TensorFlow", "import it in worker_init_fn"),
 }
 _ARROW_FORK_SAFE = 12  # since then its pools are made anew in a fork
 _OURS = "holdfast-"  # threads that see to their locks at a fork
