@@ -37,6 +37,8 @@ _HOMES = {
     "Statistics": "holdfast.statistics",
     "CheckReport": "holdfast.checking.report",
     "check": "holdfast.checking.check",
+    "BenchReport": "holdfast.measuring.report",
+    "bench": "holdfast.measuring.bench",
     "Webhook": "holdfast._forensics.alerts",
     "HoldfastError": "holdfast.errors",
     "SourceUnavailableError": "holdfast.errors",
@@ -53,6 +55,7 @@ _FOLDERS = ("doctor", "graph", "testing")  # public names of their own
 
 __all__ = [
     "Adoption",
+    "BenchReport",
     "CheckReport",
     "DataLoader",
     "FaultPolicy",
@@ -83,6 +86,7 @@ __all__ = [
     "WorkerCrashedError",
     "WorkerHungError",
     "WorkerStartError",
+    "bench",
     "check",
     "doctor",
     "graph",
@@ -123,6 +127,8 @@ if TYPE_CHECKING:
     from holdfast.launch.raising import RankExitedError, RankHungError, RankRaisedError, RankStartError, SpawnError
     from holdfast.launch.spawning import spawn
     from holdfast.loader.dataloader import DataLoader
+    from holdfast.measuring.bench import bench
+    from holdfast.measuring.report import BenchReport
     from holdfast.pool.executor import Pool
     from holdfast.pool.failing import PoolBrokenError, TaskCrashedError, TaskTimeoutError
     from holdfast.settings import FaultPolicy

@@ -1,0 +1,134 @@
+"""What a load test found: a table, JSON, and the settings that it speaks for.
+
+Reads   trials.
+Writes  nothing.
+Never   recommends what was not tried.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from holdfast.measuring.trial import PARTS, Trial
+from holdfast.quantities import in_words
+
+_NEARLY = 0.95  # of the most: what is faster by less is not worth a worker
+_HARDLY = 0.05  # of the consumer's time: waits that nobody minds
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """What `holdfast.bench` found; `recommended` is the trial whose settings it speaks for."""
+
+    loader: str
+    trials: tuple[Trial, ...]
+    yours: tuple[int, int | None]  # workers and prefetch factor as the loader has them
+    step_s: float = 0.0
+    seconds: float = 0.0
+    cpus: float = 0.0
+    advice: str = ""
+
+    @property
+    def recommended(self) -> Trial | None:
+        return recommended(self.trials, self.step_s)
+
+    def to_dict(self) -> dict[str, Any]:
+        chosen = self.recommended
+        told = asdict(self)
+        told["yours"] = {"num_workers": self.yours[0], "prefetch_factor": self.yours[1]}
+        told["recommended"] = (
+            None if chosen is None else {"num_workers": chosen.workers, "prefetch_factor": chosen.prefetch}
+        )
+        return told
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        return "\n".join(lines(self))
+
+    def __repr__(self) -> str:
+        return f"<BenchReport of {self.loader}: {_settings(self.recommended)}>"
+
+
+def recommended(trials: Sequence[Trial], step_s: float = 0.0) -> Trial | None:
+    """The fewest workers, then the least prefetching, that are nearly as fast as the fastest; with a step to feed,
+    those whose consumer hardly waits."""
+    measured = [trial for trial in trials if trial.is_sure] or [trial for trial in trials if trial.is_measured]
+    if not measured:
+        return None
+    enough = [trial for trial in measured if trial.waiting <= _HARDLY] if step_s else []
+    if not enough:
+        most = max(trial.batches_per_s for trial in measured)
+        enough = [trial for trial in measured if trial.batches_per_s >= _NEARLY * most]
+    return min(enough, key=lambda trial: (trial.workers, trial.prefetch or 0))
+
+
+def lines(report: BenchReport) -> list[str]:
+    """The report for a terminal."""
+    step = f", {report.step_s * 1e3:g} ms of a step after each batch" if report.step_s else ""
+    out = [
+        f"{report.loader}: {len(report.trials)} trials in {report.seconds:.0f} s, {report.cpus:g} CPUs{step}",
+        "",
+        "                               first         time of workers, %        consumer   memory",
+        "  workers  prefetch  batches/s  batch    fetch collate transport idle   waits, %     PSS",
+    ]
+    out += [_row(trial, (trial.workers, trial.prefetch) == report.yours) for trial in report.trials]
+    out += [f"  {_named(trial)}: {trial.problem}" for trial in report.trials if trial.problem]
+    chosen = report.recommended
+    if chosen is None:
+        return [*out, "", "  no trial had a batch in time: give it more --seconds"]
+    out += ["", f"  recommended   {_settings(chosen)}   {_speaking_for(chosen)}"]
+    yours = next((trial for trial in report.trials if (trial.workers, trial.prefetch) == report.yours), None)
+    if yours is not None and yours is not chosen and yours.is_measured:
+        out.append(f"  yours         {_settings(yours)}   {_speaking_for(yours)}")
+    if chosen.shares:
+        part = max(("fetch", "collate", "transport"), key=lambda name: chosen.shares[name])
+        if chosen.shares["idle"] > 0.5:
+            out.append(
+                f"  its workers   are idle {chosen.shares['idle']:.0%} of their time: the consumer is the slower"
+            )
+        else:
+            out.append(f"  its workers   spend most of their time in {part}: {chosen.shares[part]:.0%}")
+    if report.advice:
+        out.append(f"  advice        {report.advice}")
+    return out
+
+
+def _row(trial: Trial, is_yours: bool) -> str:
+    prefetch = "-" if trial.prefetch is None else str(trial.prefetch)
+    head = f"  {trial.workers:>7}  {prefetch:>8}"
+    if not trial.is_measured:
+        return head + "          -"
+    first = f"{trial.first_batch_s:6.2f} s" if trial.first_batch_s is not None else "       -"
+    shares = "".join(
+        f"{trial.shares[part] * 100:{width}.0f}" if trial.shares else "-".rjust(width)
+        for part, width in zip(PARTS, (8, 8, 10, 5), strict=True)
+    )
+    memory = in_words(trial.memory_bytes) if trial.memory_bytes is not None else "-"
+    mark = "  yours" if is_yours else ""
+    return f"{head}  {_rate(trial.batches_per_s):>9} {first}{shares}{trial.waiting * 100:11.0f} {memory:>10}{mark}"
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def _named(trial: Trial) -> str:
+    return f"{trial.workers} worker{'' if trial.workers == 1 else 's'}"
+
+
+def _settings(trial: Trial | None) -> str:
+    if trial is None:
+        return "nothing was measured"
+    if trial.prefetch is None:
+        return f"num_workers={trial.workers}"
+    return f"num_workers={trial.workers}, prefetch_factor={trial.prefetch}"
+
+
+def _speaking_for(trial: Trial) -> str:
+    memory = f", {in_words(trial.memory_bytes)}" if trial.memory_bytes is not None else ""
+    return f"{_rate(trial.batches_per_s)} batches/s{memory}"
