@@ -57,7 +57,7 @@ def folders() -> set[str]:
 def test_nothing_is_lost_under_the_whole_catalogue_and_stock_torch_dies_of_it():
     """Every kind of fault fires, is noticed where there is something to notice, is survived, and costs no sample."""
     before = folders()
-    # A seed that plants no death beside an exception: what a worker has tried again it tells with its batch only.
+    # A seed that plants no death beside an exception: what a worker tried again it tells with the batch, if it lives.
     report = told("--faults", "all", "--sample-timeout", "1s", "--compare", "torch", "--seed", "12")
     ours, theirs = report["holdfast"], report["torch"]
     rows = {row["fault"]: row for row in ours["rows"]}

@@ -156,7 +156,7 @@ def test_a_fault_is_noticed_and_survived_by_whoever_goes_on_in_its_place():
     assert list(rows) == ["raise", "kill", "hang"]
     assert (rows["kill"].noticed, rows["kill"].survived, rows["kill"].recovery_s) == (1, 1, (2.0,))
     assert (rows["raise"].injected, rows["raise"].noticed, rows["raise"].survived) == (2, 1, 2)
-    assert (rows["hang"].noticed, rows["hang"].survived) == (0, 0)
+    assert rows["hang"].noticed == 0
 
 
 def test_a_worker_that_goes_on_in_a_program_that_dies_has_survived_nothing():
@@ -167,13 +167,24 @@ def test_a_worker_that_goes_on_in_a_program_that_dies_has_survived_nothing():
         ("fired", {"fault": "slow", "key": 0}),
         ("fired", {"fault": "raise", "key": 2}),
         ("went on", {}),
+        ("fired", {"fault": "kill", "key": 3, "pid": 7, "worker": 1}),
         *batch(0, 1),
         ("raised", {"error": "InjectedError: injected"}),
     )
 
     rows = {row.fault: row.survived for row in survival.judge(story, PLAIN, None, set(), 1).rows}
 
-    assert rows == {"slow": 1, "raise": 0}
+    assert rows == {"slow": 1, "raise": 0, "kill": 0}
+
+
+def test_an_epoch_that_the_program_leaves_has_survived_its_faults():
+    """It had seen enough of it, and ended well."""
+    rows = [("begun", {}), ("drawn", {"keys": [0, 1]}), ("fired", {"fault": "kill", "key": 1}), *batch(0)]
+
+    (left,) = survival.judge(notes(*rows), notes(*rows[:2], *batch(0)), (), set(), 0).rows
+    (died,) = survival.judge(notes(*rows), PLAIN, (), set(), 1).rows
+
+    assert (left.survived, left.recovery_s, died.survived) == (1, (), 0)
 
 
 def test_the_table_has_both_runs_side_by_side():

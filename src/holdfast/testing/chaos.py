@@ -19,7 +19,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -398,7 +397,7 @@ def lines(report: Report) -> list[str]:
     outcome, plan = report.outcome, report.plan
     loaders = f"{report.loaders} loader{'' if report.loaders == 1 else 's'}"
     epochs = f"{report.epochs} epoch{'' if report.epochs == 1 else 's'}"
-    named = os.path.basename(sys.executable) if report.command[:1] == ("-m",) else report.command[0]
+    named = next((word for word in report.command if word not in ("--", "-m")), "")
     out = [
         f"{named}: {outcome.expected:,} samples in {epochs} of {loaders}; seed {plan.seed}, policy {plan.policy}",
         "",

@@ -28,6 +28,7 @@ class Epoch:
     drawn: Counter[Any] = field(default_factory=Counter)
     got: Counter[Any] = field(default_factory=Counter)
     ended: bool = False
+    raised: bool = False
     begun: float = 0.0
     last: float = 0.0
     arrived: list[list[Any]] = field(default_factory=list)  # batch by batch
@@ -63,7 +64,6 @@ class Story:
     epochs: dict[tuple[str, int], Epoch] = field(default_factory=dict)
     fired: list[Fired] = field(default_factory=list)
     went_on: list[tuple[str, int, int, float]] = field(default_factory=list)  # loader, worker, pid, time
-    ends: dict[str, float] = field(default_factory=dict)  # when a loader's last epoch ended well
     errors: list[str] = field(default_factory=list)
     left: dict[str, str] = field(default_factory=dict)
 
@@ -104,8 +104,8 @@ def read(notes: Iterable[dict[str, Any]]) -> Story:
                 epoch.given += 1
             elif what == "ended":
                 epoch.ended = True
-                story.ends[loader] = note["t"]
             elif what == "raised":
+                epoch.raised = True
                 story.errors.append(note["error"])
     for epoch in story.epochs.values():
         epoch.close()
@@ -194,7 +194,7 @@ def judge(
     for name in sorted({fired.row for fired in run.fired}, key=_order):
         mine = [place for place, fired in enumerate(run.fired) if fired.row == name]
         at = {(run.fired[place].loader, run.fired[place].key) for place in mine}
-        back = [_recovered_s(run, run.fired[place]) for place in mine]
+        back = [_recovered_s(run, run.fired[place], status == 0) for place in mine]
         kind = CATALOGUE.get(run.fired[mine[0]].fault)
         quiet = kind is not None and not kind().notice
         rows.append(
@@ -242,34 +242,31 @@ def _twice(run: Story) -> int:
     return sum((epoch.got - epoch.drawn).total() for epoch in run.epochs.values() if epoch.drawn)
 
 
-def _recovered_s(run: Story, fired: Fired) -> float | None:
-    """From the fault until its worker, or the one in its place, fetched again; negative: there was no more to fetch."""
-    kind = CATALOGUE.get(fired.fault)
-    dies = kind is None or kind().notice == "death"
-    if not _was_got_over(run, fired):
-        return None
-    for loader, worker, pid, time in run.went_on:
-        if (loader, worker) == (fired.loader, fired.worker) and time > fired.time and not (dies and pid == fired.pid):
-            return time - fired.time
-    return -1.0 if run.ends.get(fired.loader, 0.0) > fired.time else None
+def _recovered_s(run: Story, fired: Fired, ended_well: bool) -> float | None:
+    """From the fault until its worker, or the one in its place, fetched again; negative: there was no more to fetch.
 
-
-def _was_got_over(run: Story, fired: Fired) -> bool:
-    """Whether the epoch in which it fired came to its end, or at least this sample (of a kill: a batch) came after it.
-
-    A worker may go on in a program that is about to die of what its neighbour did.
+    None: it was not survived. A worker may well go on in a program that is about to die of what its neighbour did: in
+    an epoch that broke off only what still came to the program counts.
     """
     mine = [epoch for (name, _), epoch in run.epochs.items() if name == fired.loader and epoch.begun <= fired.time]
     if not mine:
-        return False
+        return None
     epoch = max(mine, key=lambda one: one.begun)
-    return epoch.ended or (epoch.last > fired.time if fired.fault == KILLS else fired.key in epoch.got)
+    whole = epoch.ended or (ended_well and not epoch.raised)  # or the program had seen enough of it
+    if not whole and not (epoch.last > fired.time if fired.fault == KILLS else fired.key in epoch.got):
+        return None
+    kind = CATALOGUE.get(fired.fault)
+    dies = kind is None or kind().notice == "death"
+    for loader, worker, pid, time in run.went_on:
+        if (loader, worker) == (fired.loader, fired.worker) and time > fired.time and not (dies and pid == fired.pid):
+            return time - fired.time
+    return -1.0 if whole else None
 
 
 def _noticed(fired: Sequence[Fired], incidents: Sequence[Incident]) -> list[bool]:
     """Of each injection, whether an incident tells of it."""
     deaths = {incident.pid for incident in incidents if incident.kind is not IncidentKind.EXCEPTION}
-    raised: Counter[str] = Counter()
+    raised: set[str] = set()
     for incident in incidents:
         if incident.kind in (IncidentKind.EXCEPTION, IncidentKind.BREAKER):
             raised.update(_name(index) for index in incident.indices)
@@ -279,9 +276,7 @@ def _noticed(fired: Sequence[Fired], incidents: Sequence[Incident]) -> list[bool
         if kind is None or kind().notice == "death":
             found.append(one.pid in deaths)
         else:
-            name = _name(one.key)
-            found.append(raised[name] > 0)
-            raised[name] -= 1
+            found.append(_name(one.key) in raised)
     return found
 
 
