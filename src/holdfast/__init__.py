@@ -38,6 +38,11 @@ _HOMES = {
     "CheckReport": "holdfast.checking.report",
     "check": "holdfast.checking.check",
     "Webhook": "holdfast._forensics.alerts",
+    "PrometheusCollector": "holdfast._metrics.prometheus",
+    "logged": "holdfast._metrics.scalars",
+    "scalars": "holdfast._metrics.scalars",
+    "observe": "holdfast._metrics.telemetry",
+    "traced": "holdfast._metrics.telemetry",
     "HoldfastError": "holdfast.errors",
     "SourceUnavailableError": "holdfast.errors",
     "ForkedLoaderError": "holdfast.errors",
@@ -62,6 +67,7 @@ __all__ = [
     "IncidentKind",
     "Pool",
     "PoolBrokenError",
+    "PrometheusCollector",
     "QuarantineFileError",
     "RankExitedError",
     "RankFailedError",
@@ -88,10 +94,14 @@ __all__ = [
     "graph",
     "install",
     "installed",
+    "logged",
+    "observe",
+    "scalars",
     "share",
     "shared_parts",
     "spawn",
     "testing",
+    "traced",
     "uninstall",
 ]
 
@@ -100,6 +110,9 @@ if TYPE_CHECKING:
 
     from holdfast import doctor, graph, testing
     from holdfast._forensics.alerts import Webhook
+    from holdfast._metrics.prometheus import PrometheusCollector
+    from holdfast._metrics.scalars import logged, scalars
+    from holdfast._metrics.telemetry import observe, traced
     from holdfast._share.mappings import SharedDict
     from holdfast._share.sequences import SharedList
     from holdfast._share.sharing import SharedPart, share, shared_parts
