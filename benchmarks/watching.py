@@ -29,7 +29,7 @@ from workloads import workloads
 ROUNDS = 25
 WORDS = ("rows", "tokens")
 WAYS = ("off", "published", "watched")
-REPEATS = 3  # epochs per round and way: a short one says little
+REPEATS = 2  # epochs per round and way: a short one says little
 VIEWER = """
 import sys, time
 from holdfast._metrics import viewing
