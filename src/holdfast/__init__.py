@@ -40,6 +40,11 @@ _HOMES = {
     "BenchReport": "holdfast.measuring.report",
     "bench": "holdfast.measuring.bench",
     "Webhook": "holdfast._forensics.alerts",
+    "PrometheusCollector": "holdfast._metrics.prometheus",
+    "logged": "holdfast._metrics.scalars",
+    "scalars": "holdfast._metrics.scalars",
+    "observe": "holdfast._metrics.telemetry",
+    "traced": "holdfast._metrics.telemetry",
     "HoldfastError": "holdfast.errors",
     "SourceUnavailableError": "holdfast.errors",
     "ForkedLoaderError": "holdfast.errors",
@@ -65,6 +70,7 @@ __all__ = [
     "IncidentKind",
     "Pool",
     "PoolBrokenError",
+    "PrometheusCollector",
     "QuarantineFileError",
     "RankExitedError",
     "RankFailedError",
@@ -92,10 +98,14 @@ __all__ = [
     "graph",
     "install",
     "installed",
+    "logged",
+    "observe",
+    "scalars",
     "share",
     "shared_parts",
     "spawn",
     "testing",
+    "traced",
     "uninstall",
 ]
 
@@ -104,6 +114,9 @@ if TYPE_CHECKING:
 
     from holdfast import doctor, graph, testing
     from holdfast._forensics.alerts import Webhook
+    from holdfast._metrics.prometheus import PrometheusCollector
+    from holdfast._metrics.scalars import logged, scalars
+    from holdfast._metrics.telemetry import observe, traced
     from holdfast._share.mappings import SharedDict
     from holdfast._share.sequences import SharedList
     from holdfast._share.sharing import SharedPart, share, shared_parts

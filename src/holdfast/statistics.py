@@ -8,7 +8,8 @@ Never   a live object: what is in here does not change.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -62,6 +63,12 @@ class Statistics:
     workers: int = 0  # that may live now: num_workers, or fewer where memory is scarce, or what "auto" found
     breaker: str = "closed"  # or «open since 12 s: ConnectionRefusedError: …», or «given up after 300 s: …»
     spared: int = 0  # samples that were left out or replaced without a try, because the file `quarantine=` names them
+    samples: int = 0  # that were delivered; these six are 0 or empty under HOLDFAST_BOARD=0
+    bytes: int = 0  # of batches, from the sizes of some of them
+    wait_seconds: float = 0.0  # that you waited for batches
+    trainer_seconds: float = 0.0  # in epochs, that you did not wait
+    by_verdict: Mapping[str, int] = field(default_factory=dict)  # samples that were left out or replaced
+    histograms: Mapping[str, Any] = field(default_factory=dict)  # "fetch", "collate", "send": bounds, counts, sum
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

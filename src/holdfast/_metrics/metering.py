@@ -138,6 +138,7 @@ class Meter:
 
     def saw_quarantine(self, record: r.PutInQuarantine, incident: Incident) -> None:
         self.publisher.tell(self.fold.event(record, incident))
+        self._slow_at = 0.0  # with the next look
 
     def saw_incident(self, incident: Incident) -> None:
         self.publisher.tell(self.fold.incident(incident))
@@ -154,6 +155,7 @@ class Meter:
         self._epochs_s += time.monotonic() - self._epoch_since
         self._epoch_since = self._waiting_since = 0.0
         self.publisher.tell([{"kind": "epoch-ended", "epoch": self._epoch, "delivered": self._delivered}], now=False)
+        self._slow_at = 0.0
         self.flush(time.monotonic())
 
     def attach(self, fleet: Fleet) -> None:
@@ -169,6 +171,18 @@ class Meter:
     def times(self) -> list[int]:
         here = self.fleet.times() if self.fleet is not None else ()
         return [a + b for a, b in zip(self._times, here)] if here else list(self._times)
+
+    def figures(self) -> dict[str, Any]:
+        """What `statistics()` tells beside what the ledger counts."""
+        samples = self.fleet.counts()["samples"] if self.fleet is not None else self.samples
+        return {
+            "samples": samples,
+            "bytes": self.bytes,
+            "wait_seconds": self.wait_s,
+            "trainer_seconds": self.trainer_s,
+            "by_verdict": dict(self.fold.by_verdict),
+            "histograms": layout.histograms(self.times()),
+        }
 
     @property
     def is_mine(self) -> bool:
@@ -190,6 +204,8 @@ class Meter:
         self._flushed = now
         if publisher.folder is None:
             publisher.make()
+            if publisher.is_over:
+                return
         words = publisher.words
         slowly = closing or now >= self._slow_at
         counts = self._counts(fleet, now)

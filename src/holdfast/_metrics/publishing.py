@@ -41,7 +41,7 @@ class Publisher:
     """One loader's or pool's. The folder is made when there is something to see."""
 
     def __init__(self, kind: str, name: str, slots: int, limits: dict[str, Any]) -> None:
-        self.words: Any = array("q", bytes(layout.size_bytes(slots)))  # the board's, once there is one
+        self.words: Any = memoryview(array("q", bytes(layout.size_bytes(slots))))  # the board's, once there is one
         self.slots = min(slots, layout.MOST_SLOTS)
         self.folder: Path | None = None
         self._who = {"kind": kind, "name": name, "slots": slots, "limits": limits, "began": time.time()}
@@ -84,7 +84,7 @@ class Publisher:
             finally:
                 os.close(fd)
             words = memoryview(mapped).cast("q")
-            words[:] = memoryview(self.words)
+            words[:] = self.words
             who = {**self._who, **_identity(), "key": key}
             partial = folder / f"{runtime.WHO}.new"
             partial.write_text(json.dumps(who), encoding="utf-8")

@@ -267,6 +267,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             throttled=throttled,
             advice=load.advice(load.Figures(workers or self.num_workers, loads, there.usable, there.limit, throttled)),
             breaker=ledger.breaker.words(time.monotonic()) if ledger.breaker is not None else "closed",
+            **(self._meter.figures() if self._meter is not None else {}),
         )
 
     def __getstate__(self) -> dict[str, Any]:
