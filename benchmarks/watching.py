@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from loaders import supervised
 from machine import write
-from measuring import run
 from workloads import workloads
+
+from measuring import run
 
 ROUNDS = 25
 WORDS = ("rows", "tokens")
