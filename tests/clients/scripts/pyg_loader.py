@@ -1,10 +1,10 @@
-"""PyTorch Geometric: its DataLoader over graphs, and neighbour sampling by a sampler of one's own in NodeLoader."""
+"""PyTorch Geometric: its DataLoader over graphs, and its NeighborLoader with a sampler of one's own."""
 
 import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 from torch_geometric.data import Data
-from torch_geometric.loader import DataLoader, NodeLoader
+from torch_geometric.loader import DataLoader, NeighborLoader
 from torch_geometric.nn import SAGEConv, global_mean_pool
 from torch_geometric.sampler import BaseSampler, SamplerOutput
 
@@ -54,7 +54,7 @@ def main(DataLoader=DataLoader):
     edges = torch.stack([torch.arange(SIZE), (torch.arange(SIZE) + 1) % SIZE])
     graph = Data(x=torch.arange(SIZE).float()[:, None], edge_index=edges)
     nodes = []
-    for part in NodeLoader(graph, Ring(), batch_size=4, num_workers=2):
+    for part in NeighborLoader(graph, [1], neighbor_sampler=Ring(), batch_size=4, num_workers=2):
         nodes += part.x[: part.batch_size].flatten().int().tolist()
     assert sorted(nodes) == sorted(set(seen)), nodes
     report(steps, seen)
