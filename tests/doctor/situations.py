@@ -224,6 +224,24 @@ def lambda_inside() -> Situation:
     return ours(dataset, multiprocessing_context="spawn"), NO_SAMPLES
 
 
+def lambda_collates() -> Situation:
+    return stock(Plain(), collate_fn=lambda samples: samples, multiprocessing_context="spawn"), NO_SAMPLES
+
+
+def own_keys() -> Situation:
+    """Indices that only the sampler knows."""
+    return stock(Keyed(), batch_size=1, batch_sampler=[["a", "b"], ["c"]]), {"samples": 3}
+
+
+class Keyed(Dataset[Any]):
+    def __getitem__(self, index: str) -> Any:
+        return {"a": 1, "b": 2, "c": 3}[index]
+
+
+def killing_the_trainer() -> Situation:
+    return ours(Doing(misbehave, hangs=False), num_workers=0, multiprocessing_context=None), {"samples": 4}
+
+
 def lambda_inside_but_forked() -> Situation:
     return ours(Doing(nothing, transform=Compose(Step(lambda x: x)))), NO_SAMPLES
 

@@ -34,6 +34,17 @@ class Broken(Numbers):
     def __getitem__(self, index):
         if index == 99: raise OSError("\\x1b[31mno such file: " + "/very/long" * 20)
         return [float(index)] * 10
+class Loud(Numbers):
+    def __getitem__(self, index):
+        print("fetching", flush=True)
+        return index
+    def __reduce__(self):
+        print("pickling")
+        return Loud, ()
+def endless():
+    import threading
+    threading.Thread(target=threading.Event().wait).start()
+    return Loud()
 class Slow(Numbers):
     def __getitem__(self, index):
         time.sleep(0.15)
@@ -85,6 +96,15 @@ def test_what_kills_ends_with_1_as_a_page_and_as_json(folder):
     assert [(finding["name"], finding["rank"]) for finding in answer["findings"]] == [("sample-raises", "will kill")]
     assert answer["samples"]["fetched"] == 2
     assert answer["machine"]["cpus"] > 0
+
+
+def test_only_the_answer_is_on_standard_output_and_the_command_ends(folder):
+    """Whatever the dataset prints, in this process and in others, and though its module starts a thread for ever."""
+    ended = doctor(folder, "made_up:endless", "--no-compiled", "--samples", "2", "--json")
+
+    assert [finding["name"] for finding in json.loads(ended.stdout)["findings"]] == ["threads-before-fork"]
+    assert ended.returncode == 1
+    assert {"loading", "fetching", "pickling"} <= set(ended.stderr.split())
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,22 @@ FOUND: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     "deadly_length": ({"length-kills": "will kill"}, ("len(dataset) kills", "a null pointer")),
     "lambda_inside": (
         {"unpicklable-dataset": "will kill"},
-        ("dataset.transform.transforms[2].fn (function): a lambda has no name", 'multiprocessing_context="fork"'),
+        (
+            "dataset.transform.transforms[2].fn (function): a lambda has no name",
+            "def fn(…) at the top of a module",
+            'multiprocessing_context="fork"',
+        ),
     ),
     "lambda_inside_but_forked": ({}, ()),
+    "lambda_collates": (
+        {"unpicklable-dataset": "will kill"},
+        ("what workers need cannot be sent to them by spawn: collate_fn (function)",),
+    ),
+    "own_keys": ({}, ()),
+    "killing_the_trainer": (
+        {"sample-kills": "will kill", "sample-raises": "will kill"},
+        ("sample 21 kills the trainer itself", "num_workers=1, faults="),
+    ),
     "large_to_pickle": (
         {"large-pickle": "slows down"},
         ("300 MiB of dataset are pickled for 2 workers", "dataset = holdfast.share(dataset)"),

@@ -184,3 +184,22 @@ def test_a_pool_of_an_earlier_cell_can_be_used_after_an_interrupt(kernel):
     assert error_of(outputs) == "KeyboardInterrupt"
     assert printed(kernel.run("print(pool.submit(abs, -3).result())\npool.shutdown()")) == "3\n"
     assert wait_until(lambda: kernel.descendants() == [], DEADLINE_S), kernel.descendants()
+
+
+def test_the_doctor_does_not_mind_the_threads_of_a_kernel(kernel):
+    """They are in every notebook; a thread of the user's is told."""
+    kernel.run(
+        "import threading\n"
+        "def findings(): return [f.name for f in holdfast.doctor.examine(\n"
+        "    [1, 2, 3], start_method='fork', samples=2, compiled=False).findings]"
+    )
+    alone = printed(kernel.run("print(findings())"))
+    together = printed(
+        kernel.run(
+            "done = threading.Event(); thread = threading.Thread(target=done.wait); thread.start()\n"
+            "print(findings()); done.set(); thread.join()"
+        )
+    )
+
+    assert alone == "[]\n"
+    assert together == "['threads-before-fork']\n"

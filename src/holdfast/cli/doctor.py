@@ -22,7 +22,9 @@ Exit status: 0 nothing that kills, 1 something will or may kill, 2 wrong usage.
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 import time
 from typing import Any
 
@@ -56,13 +58,14 @@ def command(target: str | None, as_json: bool, cpus: tuple[str, ...], **options:
         subject = found.loader if found.loader is not None else found.dataset
     screen = _Screen()
     try:
-        told = examine(subject, cpus=cpus, progress=screen.show, name=target or "", **options)
+        with targets.outputs_aside():
+            told = examine(subject, cpus=cpus, progress=screen.show, name=target or "", **options)
     except ValueError as error:  # a CPU that nobody knows
         raise click.UsageError(str(error)) from None
     finally:
         screen.clear()
     _answer(told, target, as_json)
-    sys.exit(KILLS if told.kills else 0)
+    _leave(KILLS if told.kills else 0)
 
 
 def _answer(told: Examination, target: str | None, as_json: bool) -> None:
@@ -71,6 +74,16 @@ def _answer(told: Examination, target: str | None, as_json: bool) -> None:
         return
     click.echo(f"holdfast doctor{f' {target}' if target else ''}\n")
     click.echo(str(told))
+
+
+def _leave(status: int) -> None:
+    """End, also where the target's module has started a thread that never does."""
+    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if any(not thread.daemon for thread in others):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 class _Screen:

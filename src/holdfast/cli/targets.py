@@ -48,7 +48,7 @@ def load(name: str) -> Target:
         place = name.strip(":")
         raise TargetError(f"{name!r} names no attribute; write {place or 'module'}:dataset{_candidates(place)}")
     module = _module(place)
-    with _outputs_aside():
+    with outputs_aside():
         value = _attribute(module, place, path)
         if _makes(value):
             value = _made(value, name)
@@ -101,7 +101,7 @@ def _module(place: str) -> ModuleType:
     # As `python -m` has it.
     _look_first_in(os.getcwd())
     try:
-        with _outputs_aside():
+        with outputs_aside():
             return importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
@@ -123,7 +123,7 @@ def _from_file(place: str) -> ModuleType:
     folder, stem = os.path.dirname(file), os.path.splitext(os.path.basename(file))[0]
     _look_first_in(folder)
     try:
-        with _outputs_aside():
+        with outputs_aside():
             importlib.invalidate_caches()
             known = sys.modules.get(stem)
             found = known.__spec__ if known is not None else importlib.util.find_spec(stem) if "." not in stem else None
@@ -211,7 +211,18 @@ def _look_first_in(folder: str) -> None:
 
 
 @contextlib.contextmanager
-def _outputs_aside() -> Iterator[None]:
-    """What user code prints while it is imported or called is not part of our answer."""
-    with contextlib.redirect_stdout(sys.stderr):
+def outputs_aside() -> Iterator[None]:
+    """What user code prints, here or in processes that are started meanwhile, is not part of our answer: it goes to
+    standard error.
+    """
+    with contextlib.redirect_stdout(sys.stderr), contextlib.ExitStack() as back:
+        try:
+            sys.__stdout__.flush()  # type: ignore[union-attr]
+            kept = os.dup(1)
+            back.callback(os.close, kept)
+            os.dup2(2, 1)
+            back.callback(os.dup2, kept, 1)
+            back.callback(sys.__stdout__.flush)  # type: ignore[union-attr]
+        except (OSError, ValueError, AttributeError):
+            pass  # a stream that is closed, or none at all: then nobody reads it
         yield

@@ -33,6 +33,7 @@ _PICKLE_S = 3.0
 _PICKLE_BYTES = 4 << 30
 _COPIED_FROM = 16 << 20  # of one container
 _COUNTED_FROM = 1 << 20
+_PICKLED_AT_MOST = 64 << 20  # of Python objects
 _MOST_COUNTED = 64
 _PAGE = 4096
 _HEADER = 128  # of an array, without its numbers
@@ -230,11 +231,15 @@ def _values(item: Any) -> list[Any]:
     return [*held.values(), ""] if type(held) is dict else []
 
 
-def pickle_of(plan: Plan) -> Pickled:
-    """How large the dataset is on its way to a spawned process, or what keeps it here."""
+def pickle_of(plan: Plan, seen: Seen) -> Pickled:
+    """How large the dataset is on its way to a spawned process, or what keeps it, or what goes with it, here."""
     problems = unpicklable.find(plan.dataset, plan.name)
+    for name in ("collate_fn", "worker_init_fn"):
+        problems += unpicklable.find(getattr(plan.loader, name, None), name)
     if problems:
         return Pickled(problems=problems)
+    if sum(size for *_, size in seen.copied) > _PICKLED_AT_MOST:
+        return Pickled(seen.bytes)  # about: a pickler's memory of so many objects would itself be large
     counted = _Counted(time.monotonic() + _PICKLE_S)
     try:
         with unpicklable._Spawning():
@@ -302,13 +307,9 @@ def _of_pickling(plan: Plan, machine: Machine, pickled: Pickled) -> Iterator[Fin
         yield Finding(
             "unpicklable-dataset",
             Rank.WILL_KILL,
-            f"the dataset cannot be sent to workers by {plan.start_method}: {first.path} ({first.type_name})",
+            f"what workers need cannot be sent to them by {plan.start_method}: {first.path} ({first.type_name})",
             tuple(facts),
-            (
-                f"make {first.path} in worker_init_fn, or when the first sample is fetched, or leave it out in"
-                " __getstate__",
-                'multiprocessing_context="fork"',
-            ),
+            (_sendable(first), 'multiprocessing_context="fork"'),
         )
     elif pickled.bytes is not None and pickled.bytes >= _LARGE_PICKLE:
         copies = 1 if plan.is_ours else plan.workers
@@ -322,6 +323,12 @@ def _of_pickling(plan: Plan, machine: Machine, pickled: Pickled) -> Iterator[Fin
             (f"{in_words(left)} of memory are left",) if left is not None else (),
             (f"{plan.name} = holdfast.share({plan.name})", "persistent_workers=True"),
         )
+
+
+def _sendable(problem: Unpicklable) -> str:
+    if problem.type_name == "function":
+        return f"def {problem.path.rpartition('.')[2]}(…) at the top of a module, where workers find it by its name"
+    return f"make {problem.path} in worker_init_fn, or when the first sample is fetched; leave it out in __getstate__"
 
 
 def _copies(count: int) -> str:

@@ -136,7 +136,8 @@ def examine(
     machines.machines(cpus)  # a name that nobody knows is an error, not something that was not looked at
     at_work = _Work(progress or (lambda what, share: None))
     begun = time.monotonic()
-    running = starting.running()  # before we start anything ourselves
+    # Before we start anything ourselves.
+    running = at_work.one("processes and threads", starting.running, starting.Running())
     seen_machine = at_work.one("the machine", lambda: machine.look(root), Machine())
     planned = at_work.one(
         "the loader",
@@ -156,7 +157,7 @@ def examine(
     found, pickled = dataset.Seen(), dataset.Pickled()
     if planned.dataset is not None:
         found = at_work.one("the dataset", lambda: dataset.look(planned), found)
-        pickled = at_work.one("its pickle", lambda: dataset.pickle_of(planned), pickled)
+        pickled = at_work.one("its pickle", lambda: dataset.pickle_of(planned, found), pickled)
         at_work.unseen += [*found.unseen, *([pickled.unseen] if pickled.unseen else [])]
         at_work.all("the dataset", lambda: dataset.findings(planned, seen_machine, found, pickled, running))
         if samples:

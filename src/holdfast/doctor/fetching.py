@@ -63,20 +63,22 @@ class _Held:
     dataset: Any = None
     collate: Any = None
     sampler: Any = None
+    in_batches: bool = False
 
 
 _held = _Held()
 
 
-def hold(dataset: Any, collate: Any, sampler: Any) -> None:
-    """Each worker's first task."""
-    _held.dataset, _held.collate, _held.sampler = dataset, collate, sampler
+def hold(dataset: Any, collate: Any, sampler: Any = None, in_batches: bool = False) -> None:
+    """Each worker's first task. `in_batches`: the sampler draws whole batches."""
+    _held.dataset, _held.collate, _held.sampler, _held.in_batches = dataset, collate, sampler, in_batches
 
 
 def indices(count: int) -> tuple[int | None, list[Any]]:
     """How many samples there are, if anybody knows, and up to `count` of their indices, spread over all."""
     if _held.sampler is not None:
-        return _length(), list(itertools.islice(_held.sampler, count))
+        drawn = itertools.chain.from_iterable(_held.sampler) if _held.in_batches else _held.sampler
+        return _length(), list(itertools.islice(drawn, count))
     if type(_held.dataset) is dict:
         return len(_held.dataset), list(itertools.islice(_held.dataset, count))
     total = len(_held.dataset)

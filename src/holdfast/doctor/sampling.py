@@ -24,6 +24,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast._forensics import unpicklable
 from holdfast.doctor import fetching
 from holdfast.doctor.fetching import Look
 from holdfast.doctor.findings import Finding, Rank
@@ -45,7 +46,7 @@ _LENGTH = "len(dataset)"
 _SKIP = 'from holdfast import DataLoader; DataLoader(…, faults="skip")'
 _UNEVEN = 20
 _UNEVEN_S = 1.0
-_OWN_SAMPLERS = ("SequentialSampler", "RandomSampler", "_InfiniteConstantSampler")
+_OWN_SAMPLERS = ("SequentialSampler", "RandomSampler", "BatchSampler", "_InfiniteConstantSampler")
 
 Progress = Callable[[str, float], None]
 
@@ -134,22 +135,29 @@ class _Died(Exception):
         self.hung = hung
 
 
+def _own_sampler(plan: Plan) -> tuple[Any, bool]:
+    """One of the user's, who alone knows what indices are like, and whether it draws whole batches."""
+    found = (getattr(plan.loader, "batch_sampler", None), True), (getattr(plan.loader, "sampler", None), False)
+    for sampler, in_batches in found:
+        known = sampler is None or type(sampler).__name__ in _OWN_SAMPLERS
+        if not known and not plan.streams and not unpicklable.find(sampler):  # it never travels, except here
+            return sampler, in_batches
+    return None, False
+
+
 class _Fetcher:
     """One process that fetches, or another in its place; one thing after the other, so that they can be repeated."""
 
     def __init__(self, plan: Plan, method: str, deadline: float, patience_s: float) -> None:
-        loader = plan.loader
-        sampler = getattr(loader, "sampler", None)
-        if type(sampler).__name__ in _OWN_SAMPLERS or plan.streams:
-            sampler = None
-        collate = getattr(loader, "collate_fn", None)
+        sampler, in_batches = _own_sampler(plan)
+        collate = getattr(plan.loader, "collate_fn", None)
         self._deadline = deadline
         self.patience_s = patience_s
         self._pool = Pool(
             1,
             method,
             fetching.hold,
-            (plan.dataset, collate, sampler),
+            (plan.dataset, collate, sampler, in_batches),
             retries=0,
             task_timeout=patience_s,
         )
@@ -276,7 +284,7 @@ def findings(plan: Plan, seen: Sampled, generators: Sequence[tuple[str, str]]) -
 
 def _of_deaths(plan: Plan, seen: Sampled) -> Iterator[Finding]:
     all_of_them = f"holdfast check {plan.target or 'module:dataset'} (finds all such samples)"
-    safe = (_SKIP, all_of_them)
+    safe = (_SKIP if plan.workers else _SKIP.replace("…", "…, num_workers=1"), all_of_them)
     for name, verb, found in (("sample-kills", "kills", seen.killed), ("sample-hangs", "hangs", seen.hung)):
         if not found:
             continue
@@ -286,11 +294,12 @@ def _of_deaths(plan: Plan, seen: Sampled) -> Iterator[Finding]:
             yield _deadly_length(verb, how)
             continue
         what = "a sample of the stream" if plan.streams else f"sample {index!r}"
-        is_left_out = plan.is_ours and plan.on_error in ("skip", "replace")
+        who = "the worker that fetches it" if plan.workers else "the trainer itself"
+        is_left_out = plan.is_ours and plan.workers > 0 and plan.on_error in ("skip", "replace")
         yield Finding(
             name,
             Rank.CHANGES_DATA if is_left_out else Rank.WILL_KILL,
-            f"{what}{rest} {verb} the worker that fetches it" + (", and is left out" if is_left_out else ""),
+            f"{what}{rest} {verb} {who}" + (", and is left out" if is_left_out else ""),
             (how, *(f"sample {other!r}: {why}" for other, why in found[1:4])),
             ("holdfast report", all_of_them) if is_left_out else safe,
         )

@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import FrameType
 
 from holdfast import places
 from holdfast._system import threads as native_threads
@@ -46,6 +47,7 @@ _BREAKS = {
 }
 _ARROW_FORK_SAFE = 12  # since then its pools are made anew in a fork
 _OURS = "holdfast-"  # threads that see to their locks at a fork
+_NOTEBOOKS = ("IPython", "ipykernel", "debugpy", "pydevd")
 _LOOKS, _LOOK_AGAIN_S = 20, 0.01
 _SPAWNING = 'multiprocessing_context="forkserver"'
 
@@ -65,10 +67,11 @@ def running() -> Running:
     """As of now; before the doctor starts anything of its own."""
     frames = sys._current_frames()
     python = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
-    python = [thread for thread in python if not thread.name.startswith(_OURS)]
     told = []
     for thread in python:
         frame = frames.get(thread.ident or -1)
+        if thread.name.startswith(_OURS) or _is_of_notebook(frame):
+            continue
         where = f"{places.file_name(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else ""
         told.append((thread.name, where))
     known = {thread.native_id for thread in threading.enumerate()} | {threading.get_native_id()}
@@ -81,6 +84,15 @@ def running() -> Running:
             break
         time.sleep(_LOOK_AGAIN_S)  # one runs, so that nobody knows where: OpenMP's spin for a while after work
     return Running(tuple(told), tuple(libraries.items()))
+
+
+def _is_of_notebook(frame: FrameType | None) -> bool:
+    """A kernel's own threads are in every notebook; forks there have always lived with them."""
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in _NOTEBOOKS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _library(thread: native_threads.Thread, maps: native_threads.Maps) -> str:
