@@ -15,8 +15,8 @@ import torch
 
 from holdfast.loader.dataloader import DataLoader
 
-# What every loader of torch's has, and an adopted one has itself.
-_TORCHS = frozenset(vars(torch.utils.data.DataLoader(range(1))))  # type: ignore[arg-type]
+# What every loader of torch's has, and an adopted one has itself; and what is a property of ours under that name.
+_TORCHS = frozenset(vars(torch.utils.data.DataLoader(range(1)))) | {"quarantine"}  # type: ignore[arg-type]
 
 
 class View:
