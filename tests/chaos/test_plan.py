@@ -42,6 +42,9 @@ def test_samples_are_chosen_by_the_seed():
     assert len(chosen) == 5
     assert len(Planned("segv", share=0.001).choose(keys, random.Random(4))) == 1
     assert Planned("segv", samples=(3, 99)).choose(keys, random.Random(4)) == [3]
+    stream = [(worker, number) for worker in range(2) for number in range(3)]
+    assert Planned("segv", samples=(2,)).choose(stream, random.Random(4)) == [(0, 2), (1, 2)]
+    assert Planned("segv", samples=((1, 0),)).choose(stream, random.Random(4)) == [(1, 0)]
 
 
 @pytest.mark.parametrize(

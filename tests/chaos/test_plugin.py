@@ -29,6 +29,23 @@ def test_nobody_asks(): os.memfd_create("let pass")
 def test_process(holdfast_leaks): subprocess.Popen(["sleep", "60"])
 def test_clean(holdfast_leaks): os.close(os.memfd_create("closed"))
 
+@pytest.fixture(scope="module")
+def lasting():
+    fd = os.memfd_create("of the module")
+    yield
+    os.close(fd)
+
+@pytest.fixture
+def passing():
+    fd = os.memfd_create("of the test")
+    yield
+    os.close(fd)
+
+def test_fixtures(passing, lasting, holdfast_leaks): pass
+
+@pytest.mark.holdfast_leaks
+def test_fixtures_marked(passing, lasting): pass
+
 @pytest.mark.holdfast_leaks
 def test_marked(): os.memfd_create("forgotten")
 
@@ -57,12 +74,12 @@ def run(folder: Path, *options: str) -> str:
 
 
 def test_only_tests_that_ask_are_checked_and_only_those_that_leak_fail(tmp_path):
-    """By fixture or by marker; a test that failed by itself fails once; processes are killed."""
+    """By fixture or by marker; a test that failed by itself fails once; what fixtures close, or keep, is no leak."""
     (tmp_path / "test_victims.py").write_text(TESTS)
 
     said = run(tmp_path, *PLUGIN)
 
-    assert "1 failed, 5 passed, 2 errors" in said
+    assert "1 failed, 7 passed, 2 errors" in said
     for name in ("test_process", "test_marked"):
         assert f"ERROR test_victims.py::{name}" in said
     assert "→ /memfd:forgotten (deleted)" in said

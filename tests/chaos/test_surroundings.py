@@ -131,7 +131,7 @@ def test_a_program_under_chaos_goes_when_the_command_is_killed():
     with subprocess.Popen([*command, "wait"], env=ENVIRONMENT, stderr=subprocess.DEVNULL) as process:
         seen: list[psutil.Process] = []
         assert wait_until(lambda: bool(seen.extend(psutil.Process(process.pid).children()) or seen), DEADLINE_S)
-        folders = list(Path(tempfile.gettempdir()).glob(f"holdfast-chaos-{process.pid}-*"))
+        folders = list(Path(tempfile.gettempdir()).glob(f"holdfast-chaos-*-{process.pid}-*"))
         assert len(folders) == 1
 
         process.send_signal(signal.SIGKILL)

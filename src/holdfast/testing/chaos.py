@@ -118,8 +118,9 @@ def run(
         took_s = time.monotonic() - begun
         excused = _excused(plan, targets)
         repeats = plan.policy == "replace"
+        error = _last_line(ours, limit_s)
         outcome = survival.judge(
-            ours.story, plain.story, ours.incidents, excused, ours.status, may_repeat=repeats, error=_last_line(ours)
+            ours.story, plain.story, ours.incidents, excused, ours.status, may_repeat=repeats, error=error
         )
         other = None
         if compare_torch:
@@ -224,7 +225,7 @@ def _run(
 
 def _environment(plan: Plan, folder: Path, supervised: bool) -> dict[str, str]:
     environment = dict(os.environ)
-    for name in ("HOLDFAST_RUN", "HOLDFAST_JOURNAL"):
+    for name in ("HOLDFAST", "HOLDFAST_RUN", "HOLDFAST_JOURNAL"):
         environment.pop(name, None)
     environment[VARIABLE] = str(folder / "orders.json")
     if supervised:
@@ -330,7 +331,7 @@ def _tail(path: Path) -> str:
     return "\n".join(path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_TAIL_LINES:])
 
 
-def _last_line(ended: Run, limit_s: float | None = None) -> str:
+def _last_line(ended: Run, limit_s: float | None) -> str:
     if ended.status == 0:
         return ""
     if ended.status is None:
@@ -350,12 +351,13 @@ def _folder(keep: str | os.PathLike[str] | None) -> Iterator[Path]:
         kept.mkdir(parents=True)
         yield kept
         return
-    home = Path(tempfile.gettempdir())
-    for stale in home.glob(f"{_PREFIX}*"):
-        pid = stale.name.removeprefix(_PREFIX).partition("-")[0]
+    # A container may share the folder with others, and has pids of its own.
+    prefix = f"{_PREFIX}{os.stat('/proc/self/ns/pid').st_ino}-"
+    for stale in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        pid = stale.name.removeprefix(prefix).partition("-")[0]
         if pid.isdecimal() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(stale, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-"))
     try:
         yield folder
     finally:

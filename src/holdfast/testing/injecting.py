@@ -189,8 +189,11 @@ def _patch(module: Any) -> None:
     """torch's module of the DataLoader has just been imported."""
     import weakref
 
-    with open(os.environ[VARIABLE], encoding="utf-8") as file:
-        orders = json.load(file)
+    try:
+        with open(os.environ[VARIABLE], encoding="utf-8") as file:
+            orders = json.load(file)
+    except OSError:
+        return  # the chaos run is over, and its folder gone
     known: weakref.WeakKeyDictionary[Any, Attended | None] = weakref.WeakKeyDictionary()
     numbers = 0
     their_iter = module.DataLoader.__iter__

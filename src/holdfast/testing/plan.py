@@ -68,7 +68,7 @@ class Planned:
     def choose(self, keys: Sequence[Any], rng: random.Random) -> list[Any]:
         """The samples that it is planted at, out of those that come without faults."""
         if self.samples:
-            return [key for key in keys if key in self.samples]
+            return [key for key in keys if key in self.samples or (type(key) is tuple and key[1] in self.samples)]
         count = math.ceil(self.share * len(keys)) if self.share is not None else self.count or 1
         return rng.sample(list(keys), min(count, len(keys)))
 

@@ -16,12 +16,12 @@ import pytest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
     from typing import Any
 
-_RAISED = pytest.StashKey[bool]()
-_ADOPTS = pytest.StashKey[bool]()
+_LEAKS = "holdfast_leaks"
+_RAISED = "_holdfast_raised"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,16 +33,20 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         names = getattr(item, "fixturenames", None)
-        if names is not None and item.get_closest_marker("holdfast_leaks") and "holdfast_leaks" not in names:
-            names.insert(0, "holdfast_leaks")  # first: it is then the last to be torn down
+        if names is None or not (item.get_closest_marker(_LEAKS) or _LEAKS in names):
+            continue
+        # After fixtures that outlive the test, whose things are no leak, and before its own: then it is torn down last.
+        if _LEAKS in names:
+            names.remove(_LEAKS)
+        known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+        own = (place for place, name in enumerate(names) if known.get(name) and known[name][-1].scope == "function")
+        names.insert(next(own, len(names)), _LEAKS)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Generator[None, Any, Any]:
-    report = yield
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> None:
     if call.excinfo is not None:
-        item.stash[_RAISED] = True
-    return report
+        setattr(item, _RAISED, True)  # not the stash, nor a wrapper: old versions of pytest have neither
 
 
 @pytest.fixture
@@ -50,14 +54,12 @@ def holdfast_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a process, thread, descriptor or shared memory behind."""
     from holdfast.testing import leaks
 
-    if not request.config.stash.get(_ADOPTS, False):
-        request.config.stash[_ADOPTS] = True
-        leaks.adopt_orphans()
+    leaks.adopt_orphans()
     leaks.reap_zombies()
     before = leaks.take_snapshot()
     yield
     # The traceback of a failed test keeps its locals alive, and with them all they own: one failure is enough.
-    if request.node.stash.get(_RAISED, False):
+    if getattr(request.node, _RAISED, False):
         return
     complaint = leaks.complaint(before)
     if complaint:
