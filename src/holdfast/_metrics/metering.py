@@ -69,6 +69,7 @@ class Meter:
         self._checked = self._flushed = self._slow_at = 0.0
         self._began = time.monotonic()
         self._waiting_since = 0.0
+        self._told_waiting = False  # which is no longer so with the next batch
         self._lists: dict[int, list[int]] = {}  # slot → batches whose samples are on the board
         self._advice = self._breaker = ""
 
@@ -85,7 +86,7 @@ class Meter:
         words[layout.LEFT] = every
         words[layout.BASE] = delivered + every
         words[layout.SEQUENCE] += 1
-        due = now - self._flushed >= FLUSH_S
+        due = now - self._flushed >= FLUSH_S or self._told_waiting or not self._each_bytes
         if due or not self._each_bytes:
             self._each_bytes = payload.nbytes
         if due:
@@ -202,6 +203,7 @@ class Meter:
         if publisher.is_over or fleet is None or os.getpid() != self.owner:
             return
         self._flushed = now
+        self._told_waiting = self._waiting_since != 0.0
         if publisher.folder is None:
             publisher.make()
             if publisher.is_over:
