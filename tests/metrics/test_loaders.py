@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 
 import pytest
 
@@ -118,6 +119,24 @@ def test_a_slot_is_recycled_when_a_viewer_asks(tmp_path):
     with pytest.raises(ValueError, match='"stacks" or to "recycle"'):
         job.ask("stop", 0)  # type: ignore[arg-type]
     assert job.ask("stacks", 0) == "slot 0 has no worker now"
+
+
+def test_a_death_is_seen_when_the_trainer_is_busy(tmp_path):
+    """Nobody has told the trainer's machine yet, and the viewer knows."""
+    gate = tmp_path / "gate"
+    loader = holdfast.DataLoader(jobs.Gated(gate, 13), batch_size=4, num_workers=2)
+    batches = iter(loader)
+    next(batches)
+    job = jobs.only_job()
+    assert wait_until(lambda: any(slot["sample"] == 13 for slot in job.snapshot()["slots"]), jobs.DEADLINE_S)
+
+    os.kill(job.snapshot()["slots"][1]["pid"], signal.SIGKILL)
+
+    assert wait_until(lambda: job.snapshot()["slots"][1]["state"] == "dead", jobs.DEADLINE_S)
+    assert job.snapshot()["slots"][1]["pid"] is None
+    assert job.ask("stacks", 1) == "slot 1 has no worker now"
+    gate.touch()
+    assert len(list(batches)) == 15
 
 
 def test_a_job_is_over_when_its_loader_is_gone():

@@ -34,6 +34,7 @@ _LOAD = slice(33, 39)  # by the watchman: shares in millionths, then nanoseconds
 _DESCRIPTORS, _THREADS = 39, 40  # by the watchman
 _MEMORY = slice(41, 45)  # by the watchman: bytes resident, private, of cells, and bytes more per second
 _ASKED = 45  # by anybody: it shall leave after its batch
+_SLOT, _INCARNATION = 46, 47  # by the trainer, before there is a worker
 _LAST_STAGE = max(Stage)
 _STATES = tuple(12288 + 16384 * copy for copy in range(COPIES))
 
@@ -188,6 +189,14 @@ class BlackBox:
             self.words[word] = value
 
     # ------------------------------------------------------------ the other side
+
+    def assign(self, slot: int, incarnation: int) -> None:
+        self.words[_SLOT], self.words[_INCARNATION] = slot, incarnation
+
+    @property
+    def assigned(self) -> tuple[int, int]:
+        """Whose it is: slot and incarnation."""
+        return self.words[_SLOT], self.words[_INCARNATION]
 
     def ask_to_leave(self) -> None:
         self.words[_ASKED] = 1

@@ -20,9 +20,11 @@ from holdfast._metrics.publishing import Publisher
 from holdfast.incident import Incident
 from holdfast.statistics import Load
 
-FLUSH_S = 0.1  # between two times that the whole board is written
+SOON_S, LATE_S = 0.02, 0.1  # between two times that the whole board is written, by how long that takes:
+_SHARE = 400  # no more than a so manieth part of the time
 PATIENCE_S = 0.25  # a longer wait is told while it lasts
-_BETWEEN_CHECKS = 8  # batches, where they come fast,
+LONG_S = 0.9 * PATIENCE_S
+_BETWEEN_CHECKS = 8  # batches at most, where they come fast,
 _FAST_S = 0.0005  # each within so long
 
 
@@ -68,7 +70,10 @@ class Meter:
         self._epoch = 0
         self._checked = self._flushed = self._slow_at = 0.0
         self._began = time.monotonic()
-        self._waiting_since = 0.0
+        self._pause_s = SOON_S
+        self._every = 1  # batches between two looks at the clock
+        self.waiting_since = 0.0
+        self._told_waiting = False  # which is no longer so with the next batch
         self._lists: dict[int, list[int]] = {}  # slot → batches whose samples are on the board
         self._advice = self._breaker = ""
 
@@ -78,14 +83,15 @@ class Meter:
         """So many batches were delivered, the last one was this; called when «left» has come down to nothing. Whether
         it is time to write the whole board."""
         now = time.monotonic()
-        every = _BETWEEN_CHECKS if now - self._checked < _BETWEEN_CHECKS * _FAST_S else 1
+        fast = now - self._checked < self._every * _FAST_S
+        every = self._every = min(_BETWEEN_CHECKS, 2 * self._every) if fast else 1
         self._checked = now
         words = self.publisher.words
         words[layout.SEQUENCE] += 1
         words[layout.LEFT] = every
         words[layout.BASE] = delivered + every
         words[layout.SEQUENCE] += 1
-        due = now - self._flushed >= FLUSH_S
+        due = now - self._flushed >= self._pause_s or self._told_waiting or not self._each_bytes
         if due or not self._each_bytes:
             self._each_bytes = payload.nbytes
         if due:
@@ -101,7 +107,7 @@ class Meter:
         """As `gave`, where sizes are known and batches are few."""
         self.bytes += nbytes
         now = time.monotonic()
-        if now - self._flushed >= FLUSH_S:
+        if now - self._flushed >= self._pause_s:
             self.set_delivered(delivered)
             self.flush(now)
 
@@ -116,18 +122,16 @@ class Meter:
     def rested(self, since: float) -> None:
         """Nothing has happened since then; it is nobody's wait."""
         now = time.monotonic()
-        if now - since >= PATIENCE_S * 0.9:
+        if now - since >= LONG_S:
             self.flush(now)
 
-    def waited(self, since: float) -> None:
-        """The consumer has waited since then, and may go on to."""
-        now = time.monotonic()
-        self.wait_s += now - since
-        if now - since >= PATIENCE_S * 0.9:
-            self._waiting_since = self._waiting_since or since
-            self.flush(now)
-        elif self._waiting_since:
-            self._waiting_since = 0.0
+    def waits(self, since: float, now: float) -> None:
+        """The consumer waits for long, since then, or does so no longer."""
+        if now - since < LONG_S:
+            self.waiting_since = 0.0
+            return
+        self.waiting_since = self.waiting_since or since
+        self.flush(now)
 
     # ------------------------------------------------------------ what happens
 
@@ -153,7 +157,7 @@ class Meter:
         if not self._epoch_since:
             return
         self._epochs_s += time.monotonic() - self._epoch_since
-        self._epoch_since = self._waiting_since = 0.0
+        self._epoch_since = self.waiting_since = 0.0
         self.publisher.tell([{"kind": "epoch-ended", "epoch": self._epoch, "delivered": self._delivered}], now=False)
         self._slow_at = 0.0
         self.flush(time.monotonic())
@@ -202,11 +206,13 @@ class Meter:
         if publisher.is_over or fleet is None or os.getpid() != self.owner:
             return
         self._flushed = now
+        self._told_waiting = self.waiting_since != 0.0
         if publisher.folder is None:
             publisher.make()
             if publisher.is_over:
                 return
         words = publisher.words
+        self._count(max(self._delivered, words[layout.BASE] - words[layout.LEFT]))
         slowly = closing or now >= self._slow_at
         counts = self._counts(fleet, now)
         words[layout.SEQUENCE] += 1
@@ -223,6 +229,7 @@ class Meter:
                 layout.write_text(words, "by_verdict", json.dumps(self.fold.by_verdict))
         finally:
             words[layout.SEQUENCE] += 1
+        self._pause_s = min(LATE_S, max(SOON_S, _SHARE * (time.monotonic() - now)))
         if now >= publisher.tick_at and publisher.has_history:
             publisher.tick_at = history.next_tick(self._began, now)
             publisher.tell([self._tick(counts)])
@@ -235,7 +242,7 @@ class Meter:
             "epoch": self._epoch,
             "bytes": self.bytes,
             "wait_ns": round(self.wait_s * 1e9),
-            "waiting_since_ns": round(self._waiting_since * 1e9),
+            "waiting_since_ns": round(self.waiting_since * 1e9),
             "epoch_since_ns": round(self._epoch_since * 1e9),
             "epochs_ns": round(self._epochs_s * 1e9),
         }

@@ -84,11 +84,8 @@ class Publisher:
             finally:
                 os.close(fd)
             words = memoryview(mapped).cast("q")
-            words[:] = self.words
-            who = {**self._who, **_identity(), "key": key}
-            partial = folder / f"{runtime.WHO}.new"
-            partial.write_text(json.dumps(who), encoding="utf-8")
-            os.replace(partial, folder / runtime.WHO)
+            words[: len(layout.HEAD)] = self.words[: len(layout.HEAD)]  # the rest follows with the first look
+            _write(folder / runtime.WHO, json.dumps({**self._who, **_identity(), "key": key}).encode())
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -146,6 +143,14 @@ class Publisher:
         """The job is over; what it published can be looked at for a while."""
         self._ended()
         self.is_over = True
+
+
+def _write(path: Path, body: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, body)
+    finally:
+        os.close(fd)
 
 
 def _nothing() -> None:

@@ -160,6 +160,8 @@ class Job:
             values.update(self._live(number, values))
         state = layout.STATES[values["state"]] if 0 <= values["state"] < len(layout.STATES) else "empty"
         here = alive and state in ("starting", "ready") and values["pid"] > 0
+        if here and not _lives(values["pid"]):
+            here, state = False, "dead"  # which the trainer has not heard yet, in a long step of its own
         stage = Stage(values["stage"]) if 0 <= values["stage"] <= max(Stage) else Stage.AT_WORK
         if here and state == "starting" and stage not in _START_STAGES:
             state = "ready"  # which the trainer has not read yet
@@ -221,10 +223,9 @@ class Job:
         if known is not None and known[0] == whose:
             return known[1]
         self._forget_box(number)
-        box = _open_box(*whose[:2], writable=False)
-        if box is None or (values["pid"] > 0 and box.pid not in (0, values["pid"])):
-            return None
-        self._boxes[number] = (whose, box)
+        box = _find_box(number, values, writable=False)
+        if box is not None:
+            self._boxes[number] = (whose, box)
         return box
 
     def _forget_box(self, number: int) -> None:
@@ -247,7 +248,9 @@ class Job:
         if not 0 <= slot < len(rows):
             raise ValueError(f"there is no slot {slot}, this {self.kind} has {len(rows)}")
         values = dict(rows[slot].values)
-        if not self.alive or values["pid"] <= 0:
+        if self.alive:
+            values.update(self._live(slot, values))
+        if not self.alive or not _lives(values["pid"]):
             return f"slot {slot} has no worker now"
         return self._stacks(slot, values) if what == "stacks" else self._recycle(slot, values)
 
@@ -265,17 +268,38 @@ class Job:
         return told or f"worker {slot} (pid {values['pid']}) does not answer; py-spy would see it from outside"
 
     def _recycle(self, slot: int, values: dict[str, int]) -> str:
-        box = _open_box(values["holder"], values["box_fd"], writable=True)
-        if box is None or box.pid != values["pid"]:
+        box = _find_box(slot, values, writable=True)
+        if box is None:
             return f"worker {slot} cannot be asked: its black box cannot be opened from here"
         box.ask_to_leave()
         box.release()
         return f"worker {slot} (pid {values['pid']}) leaves after its next batch, and a fresh one takes its place"
 
 
-def _open_box(holder: int, number: int, *, writable: bool) -> BlackBox | None:
-    if holder <= 0 or number < 0:
+def _lives(pid: int) -> bool:
+    return pid > 0 and (os.path.exists(f"/proc/{pid}") or not os.path.exists("/proc/self"))
+
+
+def _find_box(slot: int, values: dict[str, int], *, writable: bool) -> BlackBox | None:
+    """A slot's black box: the descriptor that the board names, or, where the trainer has not heard of it yet, the one
+    of all that the zygote has which says that it is this slot's."""
+    holder, named = values["holder"], values["box_fd"]
+    if holder <= 0:
         return None
+    numbers = [named]
+    if named < 0:
+        with contextlib.suppress(OSError):
+            numbers = [int(name) for name in os.listdir(f"/proc/{holder}/fd")]
+    for number in numbers:
+        box = _open_box(holder, number, writable=writable)
+        if box is not None:
+            if box.assigned == (slot, values["incarnation"]):
+                return box
+            box.release()
+    return None
+
+
+def _open_box(holder: int, number: int, *, writable: bool) -> BlackBox | None:
     path = f"/proc/{holder}/fd/{number}"
     try:
         if "holdfast-box" not in os.readlink(path):  # the descriptor is another's by now

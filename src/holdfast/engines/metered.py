@@ -18,7 +18,7 @@ from holdfast._fleet import load
 from holdfast._fleet.machine import Machine
 from holdfast._forensics.ledger import Ledger
 from holdfast._metrics import layout
-from holdfast._metrics.metering import PATIENCE_S, Meter
+from holdfast._metrics.metering import LONG_S, PATIENCE_S, Meter
 from holdfast._system import cpus
 from holdfast.engines.exchange import Exchange
 from holdfast.incident import Incident
@@ -64,8 +64,12 @@ class Metered(Unmetered):
     # ------------------------------------------------------------ what happens
 
     def waited(self, since: float) -> None:
-        with Quietly(self.meter):
-            self.meter.waited(since)
+        """The consumer has waited since then, and may go on to."""
+        now, meter = time.monotonic(), self.meter
+        meter.wait_s += now - since
+        if meter.waiting_since or now - since >= LONG_S:
+            with Quietly(meter):
+                meter.waits(since, now)
 
     def saw(self, record: Any) -> None:
         with Quietly(self.meter):

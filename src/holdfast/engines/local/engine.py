@@ -154,7 +154,9 @@ class LocalEngine(Exchange):
             stack_fd = nameless.descriptor(stacks.SIZE, "holdfast-stacks")
             on_error.callback(os.close, stack_fd)
             box = BlackBox(nameless.attach(box_fd))
+            box.assign(slot, incarnation)
             worker = Worker(slot, incarnation, channel, box, stack_fd, table=CellTable(self._cells))
+            worker.held = (self._zygote_pid, -1, -1)  # as which descriptors, it will say
             control.send(Kind.FORK, slot, incarnation, handles=(theirs.fileno(), bell, box_fd, stack_fd))
             on_error.pop_all()
         self._welcome(worker)
