@@ -28,6 +28,7 @@ DEADLINE_S = 3.0
 
 _WATCHED_DESCRIPTOR = re.compile(r"/memfd:|socket:|pipe:|pidfd:|anon_inode:\[(pidfd|eventfd|eventpoll)\]")
 _SHM = Path("/dev/shm")
+_MADE_BY = re.compile(r"hf-(\d+)-")  # how holdfast names memory where it needs names
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -201,7 +202,8 @@ def _own_shm_entries() -> list[str]:
 
 
 def _held_by_strangers(names: frozenset[str]) -> set[str]:
-    """Those of the new entries that a process which is not ours has mapped: another xdist worker's, in general."""
+    """Those of the new entries that a process which is not ours has mapped, or is named in: another xdist worker's, in
+    general."""
     # By inode: a named semaphore is mapped under the temporary name it was made with.
     inodes: dict[int, str] = {}
     for name in names:
@@ -210,15 +212,15 @@ def _held_by_strangers(names: frozenset[str]) -> set[str]:
     if not inodes:
         return set()
     family = {os.getpid(), *(process.pid for process in psutil.Process().children(recursive=True))}
-    held: set[str] = set()
-    for pid in psutil.pids():
-        if pid not in family:
-            try:
-                maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
-            except OSError:
-                continue  # Gone, or another user's and then not the owner of our entries.
-            mapped = (int(line.split(maxsplit=5)[4]) for line in maps.splitlines() if "/dev/shm/" in line)
-            held |= {inodes[inode] for inode in mapped if inode in inodes}
+    strangers = [pid for pid in psutil.pids() if pid not in family]
+    held = {name for name in names if (made := _MADE_BY.match(name)) and int(made[1]) in strangers}
+    for pid in strangers:
+        try:
+            maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+        except OSError:
+            continue  # Gone, or another user's and then not the owner of our entries.
+        mapped = (int(line.split(maxsplit=5)[4]) for line in maps.splitlines() if "/dev/shm/" in line)
+        held |= {inodes[inode] for inode in mapped if inode in inodes}
     return held
 
 
