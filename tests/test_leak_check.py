@@ -135,6 +135,21 @@ def test_named_shared_memory_is_reported(before):
     assert leaks.shm_entries == [segment.name]
 
 
+def test_memory_of_our_own_that_a_stranger_made_is_let_pass(before):
+    """Its name has the pid; of a process that is gone it is a leak of somebody's, and told."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    names = {f"hf-{pid}-1x": pid for pid in (os.getppid(), os.getpid(), gone.pid)}
+    for name in names:
+        Path("/dev/shm", name).touch()
+
+    leaks = leak_check.wait_for_leaks(before, AT_ONCE_S)
+    for name in names:
+        Path("/dev/shm", name).unlink()
+
+    assert leaks.shm_entries == sorted(name for name, pid in names.items() if pid != os.getppid())
+
+
 def test_shared_memory_of_a_stranger_is_let_pass(before):
     """Two xdist workers share /dev/shm: each answers for its own."""
     segment = shared_memory.SharedMemory(create=True, size=4096)

@@ -11,9 +11,7 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -40,25 +38,16 @@ def chaos(*words: str, status: int = 0, **variables: str) -> subprocess.Complete
     return ended
 
 
-def told(*words: str, status: int = 0) -> dict[str, Any]:
-    report: dict[str, Any] = json.loads(chaos(*words, "--json", *PROGRAM, status=status).stdout)
-    return report
-
-
 PROGRAM = ("train.py", "map")
-
-
-def folders() -> set[str]:
-    return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("holdfast-chaos-")}
 
 
 @pytest.mark.slow
 @pytest.mark.faults
-def test_nothing_is_lost_under_the_whole_catalogue_and_stock_torch_dies_of_it():
+def test_nothing_is_lost_under_the_whole_catalogue_and_stock_torch_dies_of_it(tmp_path):
     """Every kind of fault fires, is noticed where there is something to notice, is survived, and costs no sample."""
-    before = folders()
     # A seed that plants no death beside an exception: what a worker tried again it tells with the batch, if it lives.
-    report = told("--faults", "all", "--sample-timeout", "1s", "--compare", "torch", "--seed", "12")
+    words = ("--faults", "all", "--sample-timeout", "1s", "--compare", "torch", "--seed", "12", "--json")
+    report = json.loads(chaos(*words, *PROGRAM, TMPDIR=str(tmp_path)).stdout)
     ours, theirs = report["holdfast"], report["torch"]
     rows = {row["fault"]: row for row in ours["rows"]}
 
@@ -72,7 +61,7 @@ def test_nothing_is_lost_under_the_whole_catalogue_and_stock_torch_dies_of_it():
     assert 0 < ours["rate"] < ours["plain_rate"]
     assert theirs["status"] != 0
     assert theirs["lost"] > SAMPLES // 2
-    assert folders() == before
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("holdfast-chaos-")]
 
 
 @pytest.mark.faults

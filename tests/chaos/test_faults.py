@@ -74,9 +74,9 @@ def all_at_once(request: pytest.FixtureRequest) -> tuple[list[int], dict[int, li
         PLACES["slow"]: t.Slow(0.2),
         PLACES["leave"]: t.LeaveProcesses(2),
     }
-    loader = loader_of(t.Faulty(Numbers(SIZE), planted), request.param, num_workers=3)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than CPUs: they mostly hang
+        loader = loader_of(t.Faulty(Numbers(SIZE), planted), request.param, num_workers=3)
         arrived = received(loader)
     incidents: dict[int, list[Incident]] = {}
     for incident in loader.incidents:

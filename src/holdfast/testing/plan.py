@@ -80,7 +80,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that chaos is to do. `faults` may also be a text, as on the command line."""
+    """Everything that chaos is to do; `parse_faults` makes faults of a text, as on the command line."""
 
     faults: tuple[Planned, ...] = ()
     kill_every_s: float | None = None
@@ -91,8 +91,6 @@ class Plan:
     memory_pressure: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.faults, str):
-            object.__setattr__(self, "faults", parse_faults(self.faults))
         if self.policy not in POLICIES:
             raise PlanError(f"policy must be {', '.join(POLICIES[:-1])} or {POLICIES[-1]}, got {self.policy!r}")
         if not (self.faults or self.kill_every_s or self.busy_cpus or self.memory_pressure):
