@@ -26,8 +26,9 @@ from typing import Any
 import torch
 from loaders import supervised
 from machine import write
-from measuring import WARM_UP, make
 from workloads import Workload, workloads
+
+from measuring import WARM_UP, make
 
 ROUNDS = 25
 WORDS = ("rows", "tokens")
