@@ -25,7 +25,7 @@ from holdfast._metrics import history, layout, metering, runtime
 from holdfast._system import nameless
 from holdfast.incident import Stage
 
-_TRIES = 50
+_PATIENCE_S = 0.5  # with a writer that has no processor in the middle of writing
 _LONGEST_S = 10.0  # that py-spy may take
 _START_STAGES = (Stage.STARTING, Stage.PREPARING, Stage.FORWARDING)
 _LOAD = ("on_cpu", "starved", "waiting", "idle", "disk", "seconds")
@@ -95,13 +95,15 @@ class Job:
         if board is None:
             return None
         words: array[int] = array("q")
-        for attempt in range(_TRIES):
+        give_up_at = time.monotonic() + _PATIENCE_S
+        while True:
             before = self._word(layout.SEQUENCE)
             words = array("q", board[: len(board) // 8 * 8])
             if before % 2 == 0 and self._word(layout.SEQUENCE) == before:
                 break
-            time.sleep(0.0001 * attempt)
-        # Else its writer was killed in the middle: what is there is as good as it gets.
+            if time.monotonic() > give_up_at or not runtime.is_alive(self._who):
+                break  # killed or stopped in the middle of writing: what is there is as good as it gets
+            time.sleep(0.0001)
         return words if layout.is_board(words) else None
 
     def _open(self) -> mmap.mmap | None:
