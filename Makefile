@@ -73,10 +73,11 @@ $(VENV)/.clients: pyproject.toml constraints.txt
 demo: setup  ## run the demonstration
 	$(BIN)/python demo/demo.py
 
-bench: setup  ## measure throughput against stock PyTorch, recovery, what evidence costs, what sharing saves, sizes, graphs, the pool, a check
+bench: setup  ## measure throughput against stock PyTorch, recovery, what evidence and being watched cost, what sharing saves, sizes, graphs, the pool, a check
 	$(BIN)/python benchmarks/throughput.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/capture.py
+	$(BIN)/python benchmarks/watching.py
 	$(BIN)/python benchmarks/sharing.py
 	$(BIN)/python benchmarks/autosize.py
 	$(BIN)/python benchmarks/sampling.py

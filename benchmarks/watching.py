@@ -2,12 +2,14 @@
 
 Three ways take turns: nothing is published (HOLDFAST_BOARD=0), a job publishes and nobody looks, and two viewers look:
 one as `holdfast top` does, twice a second, one as a Prometheus scrape does, once a second. Batches per second, and
-processor time per batch, of the trainer with its workers (viewers are not counted): the latter says more where other
+processor time per batch of the trainer and of its workers (viewers are not counted): that says more where other
 programs run beside. The median of the rounds' ratios counts.
 """
 
 from __future__ import annotations
 
+import gc
+import itertools
 import logging
 import os
 import resource
@@ -15,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,14 +26,14 @@ from typing import Any
 import torch
 from loaders import supervised
 from machine import write
-from workloads import workloads
+from workloads import Workload, workloads
 
-from measuring import run
+from measuring import WARM_UP, make
 
 ROUNDS = 25
 WORDS = ("rows", "tokens")
 WAYS = ("off", "published", "watched")
-REPEATS = 2  # epochs per round and way: a short one says little
+BATCHES = 2000
 VIEWER = """
 import sys, time
 from holdfast._metrics import viewing
@@ -58,10 +61,23 @@ def watched(way: str) -> Iterator[None]:
             viewer.wait()
 
 
-def processor_s() -> float:
-    """Of this process, and of those that it has waited for."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
+def children_s() -> float:
+    """Processor time of those that this process has waited for: the zygote, with its workers."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def measured(workload: Workload, dataset: Any, batches: int) -> dict[str, float]:
+    before = children_s()
+    with supervised(dataset, workload) as iterator:
+        sum(1 for _ in itertools.islice(iterator, WARM_UP))
+        begun, began = time.perf_counter(), time.thread_time()
+        for _batch in itertools.islice(iterator, batches):
+            pass
+        took, own = time.perf_counter() - begun, time.thread_time() - began
+        del _batch, iterator
+    gc.collect()
+    return {"rate": batches / took, "trainer_s": own / batches, "workers_s": (children_s() - before) / batches}
 
 
 def main(rounds: int) -> None:
@@ -74,28 +90,28 @@ def main(rounds: int) -> None:
             name = workload.name.partition(":")[0]
             if name not in WORDS:
                 continue
-            rates: dict[str, list[float]] = {way: [] for way in WAYS}
-            costs: dict[str, list[float]] = {way: [] for way in WAYS}
+            dataset = make(workload, WARM_UP + BATCHES)
+            found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
             for number in range(rounds):
                 turn = number % len(WAYS)
                 for way in (*WAYS, *WAYS)[turn : turn + len(WAYS)]:
                     with watched(way):
-                        before = processor_s()
-                        took = [run(supervised, workload, workload.batches) for _ in range(REPEATS)]
-                        own = processor_s() - before
-                    rates[way].append(statistics.median(took))
-                    costs[way].append(own / (REPEATS * workload.batches))
-            result["rows"][name] = {"rates": rates, "processor_s_per_batch": costs, "cost": {}}
+                        found[way].append(measured(workload, dataset, BATCHES))
+            row = result["rows"][name] = {"values": found, "ratios": {}}
             for way in WAYS[1:]:
-                slower = 1 - statistics.median(a / b for a, b in zip(rates[way], rates["off"], strict=True))
-                more = statistics.median(a / b for a, b in zip(costs[way], costs["off"], strict=True)) - 1
-                result["rows"][name]["cost"][way] = {"rate": slower, "processor": more}
-                print(
-                    f"{name:<7} {way:<9} {statistics.median(rates[way]):8.1f}/s against "
-                    f"{statistics.median(rates['off']):8.1f}/s: costs {slower:+.2%} of the rate, {more:+.2%} of the "
-                    f"processor time ({1e6 * statistics.median(costs['off']):.1f} µs a batch)"
-                )
-    print(f"written to {write('watching', result)}")
+                row["ratios"][way] = {what: spread(found[way], found["off"], what) for what in found[way][0]}
+                told = [f"{what} {' … '.join(map('{:.3f}'.format, it))}" for what, it in row["ratios"][way].items()]
+                print(f"{name:<7} {way:<9} against off, quartiles of ratios: {', '.join(told)}", flush=True)
+            usual = {what: statistics.median(each[what] for each in found["off"]) for what in found["off"][0]}
+            print(f"{name:<7} off       {usual}", flush=True)
+            where = write("watching", result)
+    print(f"written to {where}")
+
+
+def spread(mine: list[dict[str, float]], off: list[dict[str, float]], what: str) -> tuple[float, float, float]:
+    """Quartiles of the rounds' ratios."""
+    low, middle, high = statistics.quantiles((a[what] / b[what] for a, b in zip(mine, off, strict=True)), n=4)
+    return low, middle, high
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from holdfast._metrics import history, layout, metering, runtime
 from holdfast._system import nameless
 from holdfast.incident import Stage
 
-_TRIES = 50
+_PATIENCE_S = 0.5  # with a writer that has no processor in the middle of writing
 _LONGEST_S = 10.0  # that py-spy may take
 _START_STAGES = (Stage.STARTING, Stage.PREPARING, Stage.FORWARDING)
 _LOAD = ("on_cpu", "starved", "waiting", "idle", "disk", "seconds")
@@ -78,8 +78,7 @@ class Job:
         """Its process lives and it has not said that it is over."""
         if not runtime.is_alive(self._who):
             return False
-        words = self._words()
-        return words is None or words[layout.ENDED] == 0
+        return self._open() is None or self._word(layout.ENDED) == 0
 
     def close(self) -> None:
         for slot in list(self._boxes):
@@ -92,6 +91,22 @@ class Job:
 
     def _words(self) -> array[int] | None:
         """A copy of the board, taken while nobody wrote; None: there is none."""
+        board = self._open()
+        if board is None:
+            return None
+        words: array[int] = array("q")
+        give_up_at = time.monotonic() + _PATIENCE_S
+        while True:
+            before = self._word(layout.SEQUENCE)
+            words = array("q", board[: len(board) // 8 * 8])
+            if before % 2 == 0 and self._word(layout.SEQUENCE) == before:
+                break
+            if time.monotonic() > give_up_at or not runtime.is_alive(self._who):
+                break  # killed or stopped in the middle of writing: what is there is as good as it gets
+            time.sleep(0.0001)
+        return words if layout.is_board(words) else None
+
+    def _open(self) -> mmap.mmap | None:
         if self._map is None:
             try:
                 fd = os.open(self.path / runtime.BOARD, os.O_RDONLY | os.O_CLOEXEC)
@@ -101,19 +116,11 @@ class Job:
                     os.close(fd)
             except (OSError, ValueError):
                 return None
-        words: array[int] = array("q")
-        for attempt in range(_TRIES):
-            before = self._sequence()
-            words = array("q", self._map[: len(self._map) // 8 * 8])
-            if before % 2 == 0 and self._sequence() == before:
-                break
-            time.sleep(0.0001 * attempt)
-        # Else its writer was killed in the middle: what is there is as good as it gets.
-        return words if layout.is_board(words) else None
+        return self._map
 
-    def _sequence(self) -> int:
+    def _word(self, place: int) -> int:
         assert self._map is not None
-        return int.from_bytes(self._map[8 * layout.SEQUENCE : 8 * layout.SEQUENCE + 8], "little")
+        return int.from_bytes(self._map[8 * place : 8 * place + 8], sys.byteorder, signed=True)
 
     def snapshot(self) -> dict[str, Any]:
         """How it stands now: plain values only. Slots are as their workers' black boxes say at this moment, where they

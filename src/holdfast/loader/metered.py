@@ -57,6 +57,8 @@ class LoaderMetered(Metered):
             self.end()
             self.meter.detach(self)
             self._settle()
+            if self.ledger.watcher == self.saw_incident:
+                self.ledger.watcher = None  # it would keep all this
 
     def _settle(self) -> None:
         """The epoch's samples are counted: the machine begins anew."""
