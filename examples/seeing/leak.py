@@ -27,13 +27,13 @@ class Hoarding(Dataset[torch.Tensor]):
         return self.size
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        self.seen.append(bytes(48 * 1024))  # the leak
+        self.seen.append(bytes(96 * 1024))  # the leak
         time.sleep(0.002)
         return torch.full((64,), float(index))
 
 
 def main(seconds: float) -> None:
-    loader = DataLoader(Hoarding(100_000), batch_size=8, num_workers=3, memory_limit="160MiB")
+    loader = DataLoader(Hoarding(100_000), batch_size=8, num_workers=2, memory_limit="160MiB")
     end = time.monotonic() + seconds
     for _ in loader:
         time.sleep(0.015)  # the training step

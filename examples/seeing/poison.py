@@ -35,7 +35,7 @@ class Pictures(Dataset[torch.Tensor]):
 
 def main(seconds: float) -> None:
     loader = DataLoader(
-        Pictures(), batch_size=8, num_workers=3, faults="skip", describe=lambda index: f"picture-{index:04}.png"
+        Pictures(), batch_size=8, num_workers=2, faults="skip", describe=lambda index: f"picture-{index:04}.png"
     )
     step_s = seconds / len(loader)
     for _ in loader:

@@ -71,11 +71,12 @@ class Watched:
         self.snapshot = self.job.snapshot() or self.snapshot
         if self.snapshot:
             noun = "task" if self.job.kind == "pool" else "sample"
-            if any(slot.get("load") for slot in self.snapshot.get("slots", ())):
-                self._alive = {name: self.snapshot[name] for name in ("slots", "workers", "advice")}
-            told = telling.findings(
-                self.story, {**self.snapshot, **self._alive}, remedies=remedies, cpus=_cpus(), noun=noun
-            )
+            shown = self.snapshot
+            if not shown.get("alive"):
+                shown = {**shown, **self._alive}
+            elif any(slot.get("load") for slot in shown.get("slots", ())):
+                self._alive = {name: shown[name] for name in ("slots", "workers", "advice")}
+            told = telling.findings(self.story, shown, remedies=remedies, cpus=_cpus(), noun=noun)
             self.findings = [finding.to_dict() for finding in told]
         return fresh[-_MOST_EVENTS - _MOST_TICKS :]
 

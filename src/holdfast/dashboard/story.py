@@ -7,6 +7,7 @@ Never   the clock, a file; grows with the number of events: of each thing a boun
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ _BEHIND, _CAUGHT_UP = 0.2, 0.1  # the share of waiting at which a trainer begins
 _MOST_SAMPLES = 200
 _MOST_IDS = 20
 _MOST_TROUBLES = 64
+_LEAST_TICKS, _MUCH = 8, 32 << 20  # of a worker whose memory rises
 DEADLY = ("crash", "hang")
 
 
@@ -58,14 +60,25 @@ class Memory:
     first: tuple[float, int] = (0.0, 0)
     last: tuple[float, int] = (0.0, 0)
     rate: float = 0.0  # bytes a second, of the last worker that was seen for long enough
+    began: float = 0.0  # when the first of them was seen
+    ticks: int = 0  # of this life
+    rises: int = 0  # of these, how many showed more than the one before
 
     def saw(self, incarnation: int, time: float, private: int) -> None:
         if incarnation != self.incarnation:
-            self.incarnation, self.first = incarnation, (time, private)
+            self.incarnation, self.first, self.ticks, self.rises = incarnation, (time, private), 0, 0
+            self.began = self.began or time
+        self.ticks += 1
+        self.rises += private > self.last[1]
         self.last = (time, private)
         passed = time - self.first[0]
         if passed >= 2:
             self.rate = (private - self.first[1]) / passed
+
+    @property
+    def is_rising(self) -> bool:
+        """Nearly always, and by much: not the warm-up of a healthy worker."""
+        return self.ticks >= _LEAST_TICKS and self.rises >= 0.8 * self.ticks and self.last[1] - self.first[1] >= _MUCH
 
 
 class Story:
@@ -195,12 +208,19 @@ class Story:
         passed = event["time"] - first["time"]
         if passed < _WINDOW_S * 0.6:
             return
-        wait = event["wait_seconds"] - first["wait_seconds"]
-        own = event["trainer_seconds"] - first["trainer_seconds"]
-        self.share = wait / (wait + own) if wait + own > 0 else 0.0
+        self.share = _share(first, event)
         self.rate = (event["delivered"] - first["delivered"]) / passed
         if self.share >= _BEHIND and not self.behind_since:
-            self.behind_since = first["time"]
-            self.behind_from = (first["wait_seconds"], first["trainer_seconds"])
+            ticks = list(self._ticks)
+            begun = next((a for a, b in itertools.pairwise(ticks) if _share(a, b) >= _BEHIND), first)
+            self.behind_since = begun["time"]
+            self.behind_from = (begun["wait_seconds"], begun["trainer_seconds"])
         elif self.share < _CAUGHT_UP:
             self.behind_since = 0.0
+
+
+def _share(before: dict[str, Any], after: dict[str, Any]) -> float:
+    """Of waiting, between two ticks."""
+    wait = after["wait_seconds"] - before["wait_seconds"]
+    own = after["trainer_seconds"] - before["trainer_seconds"]
+    return wait / (wait + own) if wait + own > 0 else 0.0

@@ -18,8 +18,9 @@ from typing import Any
 from holdfast.dashboard.story import DEADLY, Memory, Story, Trouble
 from holdfast.quantities import in_words
 
-_LEVELS = ("bad", "warn", "note", "good")
+_LEVELS = ("bad", "warn", "good", "note")
 _GROWING = ("leak", "copy-on-read", "cells-grow", "descriptor-leak", "thread-leak", "memory-limit")
+_FIRST = ("given-up", "breaker", "start")  # what explains the rest
 _LONG_S = 10.0  # that a worker has had one sample in hand
 _WAITING, _ON_DISK, _STARVED, _IDLE = 0.4, 0.5, 0.3, 0.5  # shares of a worker's time
 _MOST_NAMED = 6
@@ -66,7 +67,7 @@ def findings(
     found += _idle(snapshot)
     if not [each for each in found if each.level != "note"]:
         found.insert(0, _all_well(story, snapshot, noun))
-    return sorted(found, key=lambda each: (_LEVELS.index(each.level), "kill" not in each.title))
+    return sorted(found, key=lambda each: (_LEVELS.index(each.level), each.kind not in _FIRST, "kill" not in each.title))
 
 
 # ---------------------------------------------------------------- samples that kill, hang or raise
@@ -187,10 +188,14 @@ def _long_in_hand(snapshot: Mapping[str, Any], noun: str) -> list[Finding]:
 def _memory(story: Story, snapshot: Mapping[str, Any], known: Mapping[str, Sequence[str]]) -> list[Finding]:
     grown = [story.troubles[name] for name in _GROWING if name in story.troubles and name != "memory-limit"]
     recycled = {slot: memory for slot, memory in story.memory.items() if memory.recycled}
-    if not grown and not recycled:
+    rising = {slot: memory for slot, memory in story.memory.items() if memory.is_rising}
+    if not grown and not recycled and not rising:
         return []
-    slots = sorted({*recycled, *(slot for trouble in grown for slot in trouble.slots)})
-    since = min([trouble.since for trouble in grown] + [memory.since for memory in recycled.values()])
+    slots = sorted({*recycled, *rising, *(slot for trouble in grown for slot in trouble.slots)})
+    since = min(
+        [trouble.since for trouble in grown]
+        + [memory.began or memory.since for memory in (*recycled.values(), *rising.values())]
+    )
     times = sum(memory.recycled for memory in recycled.values())
     seconds = sum(memory.seconds for memory in recycled.values())
     rates = [story.memory[slot].rate for slot in slots if slot in story.memory and story.memory[slot].rate > 0]
@@ -214,8 +219,10 @@ def _memory(story: Story, snapshot: Mapping[str, Any], known: Mapping[str, Seque
         if seconds >= 0.05:
             parts.append(f"{_seconds(seconds)} until the new ones were ready")
     if rate > 0:
-        parts.append(f"each worker grows by {in_words(rate)} a second")
-    why = grown[-1].cause if grown else next(iter(recycled.values())).why
+        parts.append(f"a worker grows by {in_words(rate)} a second")
+    if rate > 0 and limit and not times:
+        parts.append(f"about {_seconds(max(0.0, 0.85 * limit - largest) / rate)} until it is recycled")
+    why = grown[-1].cause if grown else next((memory.why for memory in recycled.values()), "it rose all the time")
     names = ", ".join(_with_count(slot, recycled) for slot in slots[:8])
     what = {"descriptor-leak": "open descriptors", "thread-leak": "threads"}
     thing = what.get(grown[-1].verdict, "memory") if grown else "memory"
@@ -255,14 +262,15 @@ def _behind(story: Story, snapshot: Mapping[str, Any], cpus: int, noun: str) -> 
     if wait < 1.0 or share < 0.1:
         return []
     wanted = min(_MOST_WORKERS, math.ceil(workers * min((wait + own) / max(own, 1e-9), 8) * 1.1))
-    fetch = _batch_seconds(snapshot, "fetch")
+    # From the pace, not from the sums: those have the time before it was slow in them, too.
+    fetch = workers / story.rate if story.rate else _batch_seconds(snapshot, "fetch")
     cost = f"the trainer waited {_seconds(wait)} since then, {share:.0%} of its time"
     if story.rate:
         # own time alone bounds how fast batches could be taken
         cost += f"; it got {story.rate:.3g} batches a second, and could take {_could(story, share)}"
-    which = f"no single {noun}: a batch takes {_seconds(fetch)} to fetch" if fetch else f"no single {noun}"
+    which = f"no single {noun}: each batch takes a worker {_seconds(fetch)}" if fetch else f"no single {noun}"
     held = _slowest(snapshot, noun)
-    who = f"all {workers}" if workers > 1 else "the only one"
+    who = f"all {workers} alike" if workers > 1 else "worker 0, the only one"
     if loads and mean["starved"] >= _STARVED:
         title, kind = "Workers wait for a CPU", "starved"
         why = f"they wanted one and had none {mean['starved']:.0%} of their time; this machine has {cpus}"

@@ -13,12 +13,13 @@ export function colour(name) {
 
 function axes(units) {
   const line = { stroke: colour("rule"), width: 1 };
-  return units.map(({ scale, values, side, grid, label }) => ({
+  return units.map(({ scale, values, side, grid, label, incrs }) => ({
     scale, ...(side === undefined ? {} : { side }), ...(label ? { label, labelSize: 16, labelFont: "11px system-ui" } : {}), stroke: colour("faint"), font: "11px system-ui",
-    size: scale === "x" ? 26 : 52, gap: 3, grid: { ...line, show: grid !== false }, ticks: { ...line, size: 4 }, ...(values ? { values } : {}),
+    size: scale === "x" ? 26 : 56, ...(scale === "x" ? { space: 80 } : {}), ...(incrs ? { incrs } : {}), gap: 3, grid: { ...line, show: grid !== false }, ticks: { ...line, size: 4 }, ...(values ? { values } : {}),
   }));
 }
 
+const SIZES = Array.from({ length: 34 }, (_, n) => 2 ** (n + 10));
 const CLOCK = (_, marks) => marks.map((mark) => clock(mark));
 
 class Plot {
@@ -96,7 +97,7 @@ export class MemoryPlot extends Plot {
         ...slots.map((slot, place) => ({ label: `worker ${slot}`, stroke: colour(`slot${place % 8}`), width: 1.75,
           dash: DASHES[Math.floor(place / 8) % 4], spanGaps: false, value: (_, v) => size(v) })),
         ...(limit ? [{ label: "limit", stroke: colour("mark"), width: 1.5, dash: [6, 4], points: { show: false }, value: (_, v) => size(v) }] : [])],
-      axes: axes([{ scale: "x", values: CLOCK }, { scale: "y", values: (_, marks) => marks.map((mark) => size(mark)) }]),
+      axes: axes([{ scale: "x", values: CLOCK }, { scale: "y", incrs: SIZES, values: (_, marks) => marks.map((mark) => size(mark)) }]),
       hooks: { draw: [(plot) => this.marks(plot)] },
     }), data);
     const ends = this.job.ends();
