@@ -7,7 +7,7 @@ Never   runs on by itself.
 
 from __future__ import annotations
 
-import os
+import ctypes
 import sys
 from typing import Any
 
@@ -32,7 +32,7 @@ class Faulty(torch.utils.data.Dataset[int]):
         if index == RAISES:
             raise ValueError(self.message)
         if index == DIES:
-            os.kill(os.getpid(), 11)
+            ctypes.string_at(0)
         return index
 
 

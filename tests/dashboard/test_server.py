@@ -119,14 +119,14 @@ def test_everything_about_a_death_can_be_asked_for(server: Server):
     with running("plain") as job:
         for _ in range(12):
             go_on(job)
-        wait_until(lambda: bool(server.jobs()) and server.jobs()[0]["snapshot"]["quarantined"] == 2, DEADLINE_S)
+        assert wait_until(lambda: bool(server.jobs()) and server.jobs()[0]["snapshot"]["quarantined"] == 2, DEADLINE_S)
         key = server.jobs()[0]["key"]
 
         def remedied() -> bool:
             found = {each["title"]: each for each in server.jobs()[0]["findings"]}
             return "check what this sample hands" in str(found.get("Sample 13 kills its worker"))
 
-        wait_until(remedied, DEADLINE_S)
+        assert wait_until(remedied, DEADLINE_S)
         told = server.jobs()[0]
         events = server.ask(f"/api/jobs/{key}/events").json["events"]
         later = server.ask(f"/api/jobs/{key}/events?after={events[2]['n']}").json["events"]
@@ -167,7 +167,7 @@ def test_others_are_told_when_one_viewer_hangs(server: Server):
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         request = f"GET /api/stream HTTP/1.1\r\nHost: localhost:{server.port}\r\n\r\n".encode()
         stuck.sendall(request)
-        wait_until(lambda: bool(server.jobs()), DEADLINE_S)
+        assert wait_until(lambda: bool(server.jobs()), DEADLINE_S)
         with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as lively:
             lively.sendall(request)
             read = lively.makefile("rb")

@@ -67,7 +67,11 @@ def findings(
     found += _idle(snapshot)
     if not [each for each in found if each.level != "note"]:
         found.insert(0, _all_well(story, snapshot, noun))
-    return sorted(found, key=lambda each: (_LEVELS.index(each.level), each.kind not in _FIRST, "kill" not in each.title))
+    return sorted(found, key=_order)
+
+
+def _order(finding: Finding) -> tuple[int, bool, bool]:
+    return _LEVELS.index(finding.level), finding.kind not in _FIRST, "kill" not in finding.title
 
 
 # ---------------------------------------------------------------- samples that kill, hang or raise

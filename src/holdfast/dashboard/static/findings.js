@@ -19,12 +19,7 @@ export class Findings {
 
   update(now) {
     const { findings } = this.job;
-    const seen = new Map();
-    for (const finding of findings) { // two of one kind are told apart by their verdict's incidents
-      const count = seen.get(finding.kind) ?? 0;
-      seen.set(finding.kind, count + 1);
-      finding.key = `${finding.kind} ${count}`;
-    }
+    for (const finding of findings) finding.key = `${finding.kind} ${finding.incidents[0] ?? ""}`; // two may be of one kind
     keepRows(this.list, findings, (finding) => finding.key, () => this.make(), (node, finding) => this.show(node, finding, now));
     const titles = new Set(findings.map((finding) => finding.key));
     const fresh = findings.filter((finding) => !this.titles.has(finding.key) && finding.level !== "good");
