@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup lint format test notebooks portable wheel clients demo bench bench-peers clean
+.PHONY: help setup lint format test notebooks browser portable wheel clients demo bench bench-peers clean
 
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 14
@@ -45,6 +45,13 @@ test: setup lint  ## lint, all tests, and the wheel (PYTEST_ARGS='-k name' to ch
 
 notebooks: setup  ## those tests alone that need a notebook kernel (`make test` has them, too)
 	$(BIN)/python -m pytest tests/notebooks $(PYTEST_ARGS)
+
+browser: setup  ## the dashboard in Chromium; installs it where apt may, and playwright (HOLDFAST_PICTURES=docs/guide/pictures: new pictures)
+	@test "$$(id -u)" != 0 || command -v chromium >/dev/null || ! command -v apt-get >/dev/null \
+		|| apt-get install -qq -y --no-install-recommends chromium >/dev/null || echo "browser: chromium could not be installed"
+	@$(BIN)/python -c "import playwright" 2>/dev/null || $(BIN)/python -m pip install -qq 'playwright>=1.40' \
+		|| echo "browser: playwright could not be installed"
+	$(BIN)/python -m pytest -m browser tests/dashboard $(PYTEST_ARGS)
 
 portable: setup  ## the same faults and batches on the portable system layer, as macOS and Windows have it
 	HOLDFAST_SYSTEM=portable $(BIN)/python -m pytest -n 2 tests/test_transport.py tests/test_desk.py \

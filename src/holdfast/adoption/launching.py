@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
+_DASH = "--dash"  # among settings, where no variable has such a name
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # as shells have it
 
 
@@ -30,8 +31,11 @@ def run(words: Sequence[str]) -> NoReturn:
     """Become the program that `words` name, options of ours before it."""
     settings, rest = _settings(words)
     command = command_of(rest)
+    with_dashboard = settings.pop(_DASH, "")
     environment = dict(os.environ)
     prepare(environment, settings)
+    if with_dashboard:
+        _start_dashboard({**os.environ, **settings})
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -57,7 +61,7 @@ def _settings(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
     try:
         texts, rest = options.parse(words)
-        journal = texts.pop("journal", "")
+        journal, dash = texts.pop("journal", ""), texts.pop("dash", "")
         options.loader_options(texts)
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from None
@@ -66,7 +70,17 @@ def _settings(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         settings["HOLDFAST_JOURNAL"] = "0"
     elif journal:
         settings["HOLDFAST_HOME"] = os.path.abspath(journal)
-    return settings, rest
+    return ({**settings, _DASH: dash} if dash else settings), rest
+
+
+def _start_dashboard(environment: dict[str, str]) -> None:
+    """A server that says where it is, goes into the background and ends some time after this process does."""
+    import subprocess
+
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    command = [sys.executable, *flags, "-m", "holdfast", "dash", "--beside", str(os.getpid())]
+    if subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=False).returncode:
+        print("holdfast run: the program runs without its dashboard", file=sys.stderr)
 
 
 def command_of(rest: list[str]) -> list[str]:

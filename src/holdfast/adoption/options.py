@@ -88,7 +88,7 @@ def _exception(name: str) -> type[BaseException]:
 def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Options at the beginning of a command line, as texts by name, and what follows them.
 
-    Every option has a value, behind it or after «=», except --share-dataset.
+    Every option has a value, behind it or after «=», except --share-dataset and --dash.
     """
     texts: dict[str, str] = {}
     rest = list(words)
@@ -96,9 +96,11 @@ def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         word = rest.pop(0)
         name, equals, text = word[2:].partition("=")
         name = name.replace("-", "_")
-        if name not in (*NAMES, "journal"):
+        if name not in (*NAMES, "journal", "dash"):
             raise ValueError(f"there is no option {word}; see `holdfast run --help`")
-        if not equals and name == "share_dataset":
+        if name == "dash" and equals:
+            raise ValueError(f"--dash takes no value, got {word}; `holdfast dash` by itself has options")
+        if not equals and name in ("share_dataset", "dash"):
             text = "1"
         elif not equals:
             if not rest:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 # in the order in which one needs them
-VERBS = ("doctor", "check", "bench", "chaos", "run", "top", "incidents", "report", "explain", "forget")
+VERBS = ("doctor", "check", "bench", "chaos", "run", "top", "dash", "incidents", "report", "explain", "forget")
 
 
 class _Verbs(click.Group):

@@ -24,6 +24,7 @@ Options, each also a variable (HOLDFAST_MAX_RESTARTS for --max-restarts):
   --worker-threads N            in each worker (1)
   --share-dataset               move large data into shared memory
   --journal FOLDER|off          where incidents are kept
+  --dash                        show it on a web page (`holdfast dash`), too
   … and every other option of FaultPolicy: --sample-timeout, --max-bad, …
 
 HOLDFAST=0 in the environment turns all of it off.

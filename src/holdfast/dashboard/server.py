@@ -1,0 +1,221 @@
+"""The server of `holdfast dash`: what can be asked of it.
+
+Reads   what jobs publish, through the hub; the journal.
+Writes  nothing but what POST is for: a wish to a worker.
+Never   in a trainer's process; never changes anything by GET.
+
+    GET   /                                      the page
+    GET   /static/…                              its parts
+    GET   /api/jobs                              how all jobs stand
+    GET   /api/jobs/KEY/events?after=N           what happened to one
+    GET   /api/stream                            the same as it happens (server-sent events)
+    GET   /api/incidents                         past runs, from the journal
+    GET   /api/incidents/ID                      one incident in sections; ID.json, ID.html: to keep
+    POST  /api/jobs/KEY/slots/N/stacks|recycle   ask a worker
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
+
+from holdfast._forensics.journal_file import NewerJournalError
+from holdfast.dashboard import past
+from holdfast.dashboard.guard import Guard, names_served
+from holdfast.dashboard.hub import Hub, Viewer
+
+STATIC = Path(__file__).with_name("static")
+_SEND_S = 10.0  # a viewer that has not taken a message by then hangs
+_QUIET_S = 5.0
+_LINGER_S = 30.0
+
+
+class _Stream:
+    """Server-sent events to one viewer, for as long as it takes them."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        viewer = Viewer(asyncio.get_running_loop())
+        if not await run_in_threadpool(self._hub.join, viewer):
+            await _error(503, "too many pages are open")(scope, receive, send)
+            return
+        gone = asyncio.ensure_future(_until_gone(receive, viewer))
+        try:
+            headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            while not viewer.is_dropped:
+                try:
+                    message = await asyncio.wait_for(viewer.queue.get(), _QUIET_S)
+                except asyncio.TimeoutError:
+                    message = ": still here\n\n"
+                if message is None:
+                    break
+                body = {"type": "http.response.body", "body": message.encode("utf-8", "replace"), "more_body": True}
+                await asyncio.wait_for(send(body), _SEND_S)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(send({"type": "http.response.body", "body": b""}), 0.1)
+        except asyncio.TimeoutError:
+            pass  # it hangs; returning without an end closes the connection
+        finally:
+            gone.cancel()
+            viewer.is_dropped = True
+            self._hub.leave(viewer)
+
+
+async def _until_gone(receive: Receive, viewer: Viewer) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    viewer.drop()
+
+
+def application(hub: Hub) -> Starlette:
+    """Without its guard, which `serve` puts around it."""
+
+    async def jobs(request: Request) -> Response:
+        return JSONResponse({"time": time.time(), "jobs": await run_in_threadpool(hub.jobs)})
+
+    async def events(request: Request) -> Response:
+        try:
+            after = int(request.query_params.get("after", "0"))
+        except ValueError:
+            return _error(400, "after must be a number of an event")
+        found = await run_in_threadpool(hub.events, request.path_params["key"], after)
+        return _error(404, "there is no such job") if found is None else JSONResponse({"events": found})
+
+    async def ask(request: Request) -> Response:
+        key, slot, what = (request.path_params[name] for name in ("key", "slot", "what"))
+        try:
+            return JSONResponse({"answer": await run_in_threadpool(hub.ask, key, what, slot)})
+        except KeyError:
+            return _error(404, "there is no such job")
+        except ValueError as error:
+            return _error(404, str(error))
+
+    async def runs(request: Request) -> Response:
+        return await _of_journal(lambda: JSONResponse({"runs": past.runs()}))
+
+    async def incident(request: Request) -> Response:
+        name, _, form = request.path_params["name"].partition(".")
+        return await _of_journal(lambda: _incident(name, form))
+
+    async def index(request: Request) -> Response:
+        return FileResponse(STATIC / "index.html")
+
+    return Starlette(
+        routes=[
+            Route("/", index),
+            Route("/api/jobs", jobs),
+            Route("/api/jobs/{key}/events", events),
+            Route("/api/jobs/{key}/slots/{slot:int}/{what}", ask, methods=["POST"]),
+            Route("/api/stream", _Stream(hub), methods=["GET"]),
+            Route("/api/incidents", runs),
+            Route("/api/incidents/{name}", incident),
+            Mount("/static", StaticFiles(directory=STATIC)),
+        ]
+    )
+
+
+def _incident(name: str, form: str) -> Response:
+    entry = past.one(name) if form in ("", "json", "html") else None
+    if entry is None:
+        return _error(404, f"the journal has no incident {name}; it is written a moment after it happened")
+    if not form:
+        return JSONResponse(past.sections(entry))
+    kept = {"content-disposition": f'attachment; filename="holdfast-{entry.id}.{form}"'}
+    if form == "json":
+        return Response(past.as_json(entry), media_type="application/json", headers=kept)
+    return Response(past.as_html(entry), media_type="text/html", headers=kept)
+
+
+async def _of_journal(answer: Callable[[], Response]) -> Response:
+    try:
+        return await run_in_threadpool(answer)
+    except (sqlite3.Error, OSError, ValueError, NewerJournalError) as error:
+        return _error(503, f"the journal cannot be read: {error}")
+
+
+def _error(status: int, why: str) -> Response:
+    return JSONResponse({"error": why}, status)
+
+
+# ---------------------------------------------------------------- running
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """OSError: the address is another's, or not this machine's."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(64)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def serve(
+    listener: socket.socket,
+    host: str,
+    *,
+    token: str | None = None,
+    folder: str | None = None,
+    lives: Callable[[], bool] | None = None,
+) -> None:
+    """Until a signal ends it; or, with `lives`, a while after that is no longer so and nobody looks on."""
+    hub = Hub(folder)
+    port = listener.getsockname()[1]
+    app = Guard(application(hub), names=names_served(host), token=token, port=port)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,  # its lines would have the token
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        limit_concurrency=128,
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    hub.start()
+    try:
+        asyncio.run(_serve(server, listener, hub, lives))
+    finally:
+        hub.close()
+
+
+async def _serve(server: Any, listener: socket.socket, hub: Hub, lives: Callable[[], bool] | None) -> None:
+    async def watch() -> None:
+        over = None
+        while not server.should_exit:
+            await asyncio.sleep(0.5)
+            if lives is None or lives():
+                over = None
+                continue
+            over = over or time.monotonic()
+            if not hub.viewers and time.monotonic() - max(over, hub.left_at) > _LINGER_S:
+                server.should_exit = True
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        watching.cancel()

@@ -1,0 +1,463 @@
+"""Findings: what is wrong with a job, in words that need no other page. Pure.
+
+Reads   a story, a snapshot, the verdicts of the journal, how many CPUs there are.
+Writes  nothing; answers with findings, the worst first.
+Never   the clock, a file.
+
+    each says   which sample, which worker, since when, what it cost, what to change
+    level       bad: work or samples are lost; warn: it costs time; note: it is good to know
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from holdfast.dashboard.story import DEADLY, Memory, Story, Trouble
+from holdfast.quantities import in_words
+
+_LEVELS = ("bad", "warn", "good", "note")
+_GROWING = ("leak", "copy-on-read", "cells-grow", "descriptor-leak", "thread-leak", "memory-limit")
+_FIRST = ("given-up", "breaker", "start")  # what explains the rest
+_LONG_S = 10.0  # that a worker has had one sample in hand
+_WAITING, _ON_DISK, _STARVED, _IDLE = 0.4, 0.5, 0.3, 0.5  # shares of a worker's time
+_MOST_NAMED = 6
+_MOST_WORKERS = 64
+
+
+@dataclass(frozen=True)
+class Finding:
+    kind: str
+    level: str
+    title: str
+    which: str  # sample
+    who: str  # worker
+    since: float  # seconds after 1970; 0: from the beginning
+    cost: str
+    change: tuple[str, ...]
+    why: str = ""
+    incidents: tuple[str, ...] = field(default=())  # ids in the journal, the newest last
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def findings(
+    story: Story,
+    snapshot: Mapping[str, Any],
+    *,
+    remedies: Mapping[str, Sequence[str]] | None = None,
+    cpus: int = 1,
+    noun: str = "sample",
+) -> list[Finding]:
+    """`remedies`: of incidents, by id, as far as the journal has them."""
+    known = remedies or {}
+    found: list[Finding] = []
+    if story.given_up is not None:
+        found.append(_given_up(story.given_up))
+    found += _breaker(story, snapshot)
+    for trouble in story.troubles.values():
+        if trouble.verdict not in _GROWING or trouble.workers_lost:
+            found.append(_of_trouble(trouble, known, noun))
+    found += _memory(story, snapshot, known)
+    found += _long_in_hand(snapshot, noun)
+    found += _behind(story, snapshot, cpus, noun)
+    found += _idle(snapshot)
+    if not [each for each in found if each.level != "note"]:
+        found.insert(0, _all_well(story, snapshot, noun))
+    return sorted(found, key=_order)
+
+
+def _order(finding: Finding) -> tuple[int, bool, bool]:
+    return _LEVELS.index(finding.level), finding.kind not in _FIRST, "kill" not in finding.title
+
+
+# ---------------------------------------------------------------- samples that kill, hang or raise
+
+
+def _of_trouble(trouble: Trouble, known: Mapping[str, Sequence[str]], noun: str) -> Finding:
+    hangs = "hang" in trouble.kind
+    deadly = trouble.workers_lost > 0
+    guilty = trouble.condemned or (trouble.samples if trouble.kind == "exception" else {})
+    again = "again" in trouble.action or trouble.action == "retried"
+    named = _named(guilty or trouble.samples, noun)
+    if guilty:
+        verb = "hang" if hangs else "kill" if deadly or trouble.kind in DEADLY else "raise"
+        what = {"hang": "and cost{s} its worker", "kill": "its worker", "raise": "an exception"}[verb]
+        one = len(guilty) == 1
+        what = what.format(s="s" if one else "") if one else what.format(s="").replace("its worker", "their workers")
+        title = f"{_upper(named)} {verb}{'s' if one else ''} {what}"
+        kind = "hang" if hangs else "poison"
+    elif trouble.kind == "suspected hang":
+        title, kind = f"Worker {_slots(trouble)} shows no progress", "hang"
+    elif trouble.kind == "failed start":
+        title, kind = "Workers cannot start", "start"
+    else:
+        count = trouble.workers_lost or trouble.incidents
+        title = f"{count} worker{'s' * (count != 1)} died ({trouble.verdict}); nobody's sample is to blame so far"
+        kind = "death"
+    level = "bad" if guilty or deadly or kind == "start" else "warn"
+    if not guilty and again and trouble.kind == "exception":
+        level = "warn"
+    return Finding(
+        kind,
+        level,
+        title,
+        _with_words(trouble, guilty or trouble.samples, noun) or f"no {noun}: none was in hand",
+        _workers(trouble),
+        trouble.since,
+        _cost(trouble, noun),
+        _changes(trouble, known, noun),
+        why=trouble.cause or trouble.sentence,
+        incidents=tuple(trouble.ids),
+    )
+
+
+def _cost(trouble: Trouble, noun: str) -> str:
+    parts = []
+    if trouble.workers_lost:
+        parts.append(f"{_counted(trouble.workers_lost, 'worker')} lost and replaced")
+    if trouble.seconds >= 0.05:
+        parts.append(f"{_seconds(trouble.seconds)} of a worker's time until work went on")
+    replaced = sum(trouble.condemned.values())
+    left_out = len(trouble.condemned) - replaced
+    if left_out:
+        parts.append(f"{_counted(left_out, noun)} left out")
+    if replaced:
+        parts.append(f"{_counted(replaced, noun)} replaced by others")
+    if not trouble.condemned and not trouble.workers_lost and trouble.incidents:
+        parts.append(_counted(trouble.incidents, "time") + (f": {trouble.action}" if trouble.action else ""))
+    return "; ".join(parts) or "nothing so far"
+
+
+def _changes(trouble: Trouble, known: Mapping[str, Sequence[str]], noun: str) -> tuple[str, ...]:
+    told = _told(trouble.ids, known)
+    # What is done already needs no telling.
+    out = [each for each in told if not (trouble.condemned and each.startswith(("faults=", "on_crash=")))]
+    if trouble.condemned and noun == "sample":
+        out.append(f"mend or remove {_named(trouble.condemned, noun)}")
+        out.append('`holdfast check --output bad.json`, then DataLoader(quarantine="bad.json"): never tried again')
+    elif trouble.kind in ("exception", *DEADLY) and noun == "sample" and trouble.samples and not trouble.condemned:
+        out.append('faults="skip" leaves such a sample out, faults="replace" takes another in its place')
+    if trouble.kind in ("hang", "suspected hang"):
+        out.append("FaultPolicy(sample_timeout=…) says how many seconds a sample may take")
+    return tuple(dict.fromkeys(out)) or (f"holdfast explain {trouble.verdict}",)
+
+
+def _workers(trouble: Trouble) -> str:
+    slots = [(slot, count) for slot, count in sorted(trouble.slots.items()) if slot >= 0]
+    if not slots:
+        return "—"
+    shown = ", ".join(f"worker {slot}" + (f" ({count} times)" if count > 1 else "") for slot, count in slots[:8])
+    return shown + (f" and {len(slots) - 8} more" if len(slots) > 8 else "")
+
+
+def _slots(trouble: Trouble) -> str:
+    return ", ".join(str(slot) for slot in sorted(trouble.slots) if slot >= 0) or "?"
+
+
+def _long_in_hand(snapshot: Mapping[str, Any], noun: str) -> list[Finding]:
+    held = [
+        slot
+        for slot in snapshot.get("slots", ())
+        if slot["stage"] in ("fetching", "fetching_many", "collating") and slot["seconds"] >= _LONG_S
+    ]
+    if not held or not snapshot.get("alive"):
+        return []
+    worst = max(held, key=lambda slot: slot["seconds"])
+    sample = worst["sample"]
+    which = f"{noun} {sample}" if sample is not None else f"batch {worst['batch']}"
+    return [
+        Finding(
+            "hang",
+            "warn",
+            f"Worker {worst['slot']} has had {which} in hand for {_seconds(worst['seconds'])}",
+            which,
+            ", ".join(f"worker {slot['slot']} (pid {slot['pid']})" for slot in held),
+            snapshot["time"] - worst["seconds"],
+            f"{_seconds(worst['seconds'])} of this worker so far",
+            (
+                "the button «stacks» in its row says which line it is at",
+                f"FaultPolicy(sample_timeout={max(1, round(worst['seconds'] / 2))}) would end it and go on",
+            ),
+        )
+    ]
+
+
+# ---------------------------------------------------------------- memory
+
+
+def _memory(story: Story, snapshot: Mapping[str, Any], known: Mapping[str, Sequence[str]]) -> list[Finding]:
+    grown = [story.troubles[name] for name in _GROWING if name in story.troubles and name != "memory-limit"]
+    recycled = {slot: memory for slot, memory in story.memory.items() if memory.recycled}
+    rising = {slot: memory for slot, memory in story.memory.items() if memory.is_rising}
+    if not grown and not recycled and not rising:
+        return []
+    slots = sorted({*recycled, *rising, *(slot for trouble in grown for slot in trouble.slots)})
+    since = min(
+        [trouble.since for trouble in grown]
+        + [memory.began or memory.since for memory in (*recycled.values(), *rising.values())]
+    )
+    times = sum(memory.recycled for memory in recycled.values())
+    seconds = sum(memory.seconds for memory in recycled.values())
+    rates = [story.memory[slot].rate for slot in slots if slot in story.memory and story.memory[slot].rate > 0]
+    rate = max(rates, default=0.0)
+    limit = snapshot.get("memory_limit")
+    ids = tuple(ident for trouble in grown for ident in trouble.ids)
+    change = list(_told(list(ids), known))
+    largest = max((memory.last[1] for memory in story.memory.values()), default=0)
+    if limit and times:
+        change.append(
+            f'memory_limit="{in_words(2 * limit).replace(" ", "")}" recycles half as often, where there is room'
+        )
+    elif not limit and not any("memory_limit" in text for text in change):
+        size = in_words(max(2 * largest, 256 << 20)).replace(" ", "")
+        change.append(f'memory_limit="{size}" recycles a worker in time; the epoch does not notice')
+    if not any("cache" in text for text in change):
+        change.append("in the dataset: look for caches without a bound and lists that are only appended to")
+    parts = []
+    if times:
+        parts.append(f"{_counted(times, 'worker')} recycled in time, none died of it")
+        if seconds >= 0.05:
+            parts.append(f"{_seconds(seconds)} until the new ones were ready")
+    if rate > 0:
+        parts.append(f"a worker grows by {in_words(rate)} a second")
+    if rate > 0 and limit and not times:
+        parts.append(f"about {_seconds(max(0.0, 0.85 * limit - largest) / rate)} until it is recycled")
+    why = grown[-1].cause if grown else next((memory.why for memory in recycled.values()), "it rose all the time")
+    names = ", ".join(_with_count(slot, recycled) for slot in slots[:8])
+    what = {"descriptor-leak": "open descriptors", "thread-leak": "threads"}
+    thing = what.get(grown[-1].verdict, "memory") if grown else "memory"
+    return [
+        Finding(
+            "leak",
+            "warn",
+            f"Workers leak {thing}" if thing != "memory" else "The memory of workers grows and grows",
+            "no single one: it grows with every batch",
+            names + (f" and {len(slots) - 8} more" if len(slots) > 8 else ""),
+            since,
+            "; ".join(parts) or "nothing so far",
+            tuple(dict.fromkeys(change)),
+            why=why,
+            incidents=ids,
+        )
+    ]
+
+
+def _with_count(slot: int, recycled: Mapping[int, Memory]) -> str:
+    return f"worker {slot}" + (f" (recycled {_counted(recycled[slot].recycled, 'time')})" if slot in recycled else "")
+
+
+# ---------------------------------------------------------------- waiting
+
+
+def _behind(story: Story, snapshot: Mapping[str, Any], cpus: int, noun: str) -> list[Finding]:
+    """The trainer is kept waiting: by a source that is slow, by too few workers, or for want of CPUs."""
+    if not story.behind_since or (not snapshot.get("alive", True) and story.share < 0.2):
+        return []
+    loads = [slot["load"] for slot in snapshot.get("slots", ()) if slot.get("load")]
+    workers = max(1, snapshot.get("workers") or len(snapshot.get("slots", ())))
+    mean = {name: _mean([load[name] for load in loads]) for name in ("on_cpu", "starved", "waiting", "idle", "disk")}
+    wait = snapshot["wait_seconds"] - story.behind_from[0]
+    own = snapshot["trainer_seconds"] - story.behind_from[1]
+    share = wait / (wait + own) if wait + own > 0 else 0.0
+    if wait < 1.0 or share < 0.1:
+        return []
+    wanted = min(_MOST_WORKERS, math.ceil(workers * min((wait + own) / max(own, 1e-9), 8) * 1.1))
+    # From the pace, not from the sums: those have the time before it was slow in them, too.
+    fetch = workers / story.rate if story.rate else _batch_seconds(snapshot, "fetch")
+    cost = f"the trainer waited {_seconds(wait)} since then, {share:.0%} of its time"
+    if story.rate:
+        # own time alone bounds how fast batches could be taken
+        cost += f"; it got {story.rate:.3g} batches a second, and could take {_could(story, share)}"
+    which = f"no single {noun}: each batch takes a worker {_seconds(fetch)}" if fetch else f"no single {noun}"
+    held = _slowest(snapshot, noun)
+    who = f"all {workers} alike" if workers > 1 else "worker 0, the only one"
+    if loads and mean["starved"] >= _STARVED:
+        title, kind = "Workers wait for a CPU", "starved"
+        why = f"they wanted one and had none {mean['starved']:.0%} of their time; this machine has {cpus}"
+        change = [snapshot.get("advice") or f"num_workers={max(1, cpus - 1)}, or more CPUs for the job"]
+    elif loads and mean["waiting"] >= _WAITING:
+        disk = mean["disk"] >= _ON_DISK * mean["waiting"]
+        source = "disk" if disk else "source of the samples"
+        title, kind = f"The {source} is slow: the trainer waits for it", "slow-source"
+        why = (
+            f"with a {noun} in hand, workers wait {mean['waiting']:.0%} of their time for "
+            f"{'the disk' if disk else 'reads, answers or locks'} and compute {mean['on_cpu']:.0%}"
+        )
+        change = [
+            f'num_workers={wanted} (now {workers}): while one waits, another can read; or num_workers="auto"',
+            f"{'faster storage, or a copy on a local disk' if disk else 'a faster source, or a cache near by'}; "
+            "fewer and larger files",
+        ]
+    elif loads and mean["idle"] < _IDLE:
+        title, kind = f"Too few workers: {workers} cannot keep up with the trainer", "too-few-workers"
+        why = f"workers compute {min(1.0, mean['on_cpu']):.0%} of their time and are idle {mean['idle']:.0%}"
+        fit = min(wanted, max(workers, cpus - 1)) if mean["on_cpu"] >= 0.5 else wanted
+        change = []
+        if fit > workers:
+            change.append(f'num_workers={fit} (now {workers}; this machine has {cpus} CPUs), or num_workers="auto"')
+        if fit < wanted:
+            change.append(
+                f"about {wanted} workers would be needed: more CPUs, or less work in __getitem__ and collate_fn"
+            )
+    else:
+        title, kind = "The trainer waits for batches", "behind"
+        why = snapshot.get("advice", "")
+        change = [f'num_workers={wanted} (now {workers}), or num_workers="auto"']
+    return [
+        Finding(
+            kind,
+            "warn",
+            title,
+            which + (f"; just now {held}" if held and kind == "slow-source" else ""),
+            who,
+            story.behind_since,
+            cost,
+            tuple(change),
+            why=why,
+        )
+    ]
+
+
+def _could(story: Story, share: float) -> str:
+    return f"{story.rate / max(1 - share, 0.02):.3g}" if share < 0.98 else "many times as many"
+
+
+def _slowest(snapshot: Mapping[str, Any], noun: str) -> str:
+    held = [slot for slot in snapshot.get("slots", ()) if slot.get("sample") is not None and slot["seconds"] > 0.05]
+    if not held:
+        return ""
+    worst = max(held, key=lambda slot: slot["seconds"])
+    return f"{noun} {worst['sample']} for {_seconds(worst['seconds'])}"
+
+
+def _batch_seconds(snapshot: Mapping[str, Any], stage: str) -> float:
+    histogram = snapshot.get("histograms", {}).get(stage, {})
+    count = sum(histogram.get("counts", ()))
+    return histogram["sum"] / count if count else 0.0
+
+
+def _idle(snapshot: Mapping[str, Any]) -> list[Finding]:
+    advice = snapshot.get("advice", "")
+    if "are idle" not in advice or not snapshot.get("alive"):
+        return []
+    workers = snapshot.get("workers", 0)
+    return [
+        Finding(
+            "too-many-workers",
+            "note",
+            "More workers than needed",
+            "—",
+            f"all {workers}",
+            0.0,
+            "memory and CPU time of workers that have nothing to do",
+            (advice,),
+        )
+    ]
+
+
+# ---------------------------------------------------------------- the source, the end, and nothing
+
+
+def _breaker(story: Story, snapshot: Mapping[str, Any]) -> list[Finding]:
+    if not story.breaker:
+        return []
+    last = story.breaker[-1]
+    state = snapshot.get("breaker", "closed")
+    is_open = last["closed"] is None and state != "closed"
+    until = last["closed"] or snapshot.get("time", last["time"])
+    lasted = _seconds(max(0.0, until - last["time"]))
+    times = f"; {_counted(len(story.breaker), 'time')} so far" if len(story.breaker) > 1 else ""
+    return [
+        Finding(
+            "breaker",
+            "bad" if is_open else "note",
+            "The source of the samples is gone" if is_open else "The source of the samples was gone, and is back",
+            "none is to blame: different samples fail alike",
+            "all: they wait, and try one sample now and then" if is_open else "all of them waited",
+            last["time"],
+            f"{'nothing is fetched since' if is_open else 'nothing was fetched for'} {lasted}{times}",
+            (
+                "see whether the mount, the host or the credentials are still there",
+                "FaultPolicy(breaker_patience=…) says how many seconds the job waits for it before it ends (300)",
+            ),
+            why=last["sentence"],
+            incidents=(last["id"],),
+        )
+    ]
+
+
+def _given_up(event: Mapping[str, Any]) -> Finding:
+    return Finding(
+        "given-up",
+        "bad",
+        "The loader gave up",
+        "see below",
+        "all",
+        event["time"],
+        "the epoch ended early",
+        (f"the limit that was reached: {event['limit']}; mend the cause below before you raise it",),
+        why=event["why"],
+    )
+
+
+def _all_well(story: Story, snapshot: Mapping[str, Any], noun: str) -> Finding:
+    wait, own = snapshot.get("wait_seconds", 0.0), snapshot.get("trainer_seconds", 0.0)
+    share = f"the trainer waited {wait / (wait + own):.0%} of its time" if wait + own > 1 else "it has just begun"
+    return Finding(
+        "well",
+        "good",
+        "Nothing is wrong",
+        f"no {noun} was left out",
+        "none was lost",
+        story.began,
+        share,
+        ("nothing",),
+    )
+
+
+# ---------------------------------------------------------------- words
+
+
+def _told(ids: Sequence[str], known: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """The remedies of the newest that the journal knows."""
+    return next((tuple(known[ident]) for ident in reversed(ids) if known.get(ident)), ())
+
+
+def _named(samples: Mapping[Any, Any], noun: str) -> str:
+    shown = [str(sample) for sample in list(samples)[:_MOST_NAMED]]
+    more = len(samples) - len(shown)
+    if len(shown) == 1:
+        return f"{noun} {shown[0]}"
+    return f"{noun}s {', '.join(shown)}" + (f" and {more} more" if more else "") if shown else ""
+
+
+def _with_words(trouble: Trouble, samples: Mapping[Any, Any], noun: str) -> str:
+    """With the user's words for each, where there are some."""
+    named = _named(samples, noun)
+    words = [trouble.samples.get(sample, "") for sample in list(samples)[:_MOST_NAMED]]
+    return f"{named} ({', '.join(filter(None, words))})" if any(words) else named
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def _seconds(count: float) -> str:
+    if count < 1:
+        return f"{count * 1000:.0f} ms"
+    if count < 100:
+        return f"{count:.3g} s"
+    minutes, seconds = divmod(round(count), 60)
+    return f"{minutes} min {seconds} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]

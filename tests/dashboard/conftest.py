@@ -1,0 +1,27 @@
+"""Each test of the dashboard has a runtime folder, a journal and a server of its own.
+
+Reads   nothing.
+Writes  HOLDFAST_RUNTIME and HOLDFAST_HOME, for the test and the processes it starts.
+Never   the user's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dashboard import serving
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_RUNTIME", str(tmp_path / "runtime"))
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def server(folders: None) -> Iterator[serving.Server]:
+    with serving.served() as found:
+        yield found

@@ -1,0 +1,72 @@
+"""A job with faults, at the pace of whoever writes to its standard input: `program.py plain|hostile`.
+
+Reads   standard input: a line has it deliver a batch, the end of it ends the job.
+Writes  «ready» once its first batch is there; then «at N» after each batch.
+Never   runs on by itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any
+
+import torch
+
+import holdfast
+
+HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+RAISES, DIES = 9, 13
+
+
+class Faulty(torch.utils.data.Dataset[int]):
+    """Sample 9 raises, 13 ends its worker; both only after the first batch was delivered."""
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> int:
+        if index == RAISES:
+            raise ValueError(self.message)
+        if index == DIES:
+            ctypes.string_at(0)
+        return index
+
+
+def main(what: str) -> None:
+    dataset: Any = Faulty("no such picture")
+    describe = None
+    if what == "hostile":
+        kind = type(HOSTILE, (Faulty,), {"__module__": __name__})
+        globals()[HOSTILE] = kind
+        dataset = kind(HOSTILE)
+        describe = _hostile
+    loader = holdfast.DataLoader(
+        dataset,
+        batch_size=2,
+        num_workers=1,
+        prefetch_factor=1,
+        faults="skip",
+        memory_limit="2GiB",
+        describe=describe,
+        multiprocessing_context="fork",
+    )
+    batches = iter(loader)
+    next(batches)
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        batch = next(batches, None)
+        if batch is None:
+            break
+        print(f"at {batch.tolist()}", flush=True)
+
+
+def _hostile(index: int) -> str:
+    return f"{HOSTILE}{index}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

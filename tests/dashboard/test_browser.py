@@ -1,0 +1,216 @@
+"""The page in a real browser: what it shows, how soon, and that nothing from user code runs in it. `make browser`.
+
+Reads   the page as a visitor sees it.
+Writes  pictures for the guide, where HOLDFAST_PICTURES names a folder.
+Never   anything but Debian's Chromium: without it, or without playwright, these tests are skipped with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dashboard.program import HOSTILE
+from dashboard.serving import DEADLINE_S, Server, go_on, running, served
+from transport.watching import wait_until
+
+pytestmark = [pytest.mark.browser, pytest.mark.leaks_allowed]  # playwright keeps its driver's pipes until the end
+
+PATIENCE_MS = DEADLINE_S * 1000
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+EXAMPLES = Path(__file__).parents[2] / "examples" / "seeing"
+PICTURES = os.environ.get("HOLDFAST_PICTURES", "")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; `make browser` installs it")
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium; `apt-get install chromium`, or `make browser` as root, installs it")
+    with sync.sync_playwright() as playwright:
+        # Without its sandbox: it refuses to run as root with it. The only page is ours.
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+class Seen:
+    """A page, and what went wrong in it."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.wrong: list[str] = []
+        self.asked: list[str] = []
+        page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        page.on("console", lambda said: self.wrong.append(said.text) if said.type == "error" else None)
+        page.on("request", lambda request: self.asked.append(request.url))
+
+
+def visit(browser: Any, url: str, **more: Any) -> Seen:
+    page = browser.new_page(**{"viewport": {"width": 1000, "height": 900}, **more})
+    page.set_default_timeout(PATIENCE_MS)
+    seen = Seen(page)
+    page.goto(url)
+    return seen
+
+
+def fits(page: Any) -> bool:
+    return bool(page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
+
+
+def test_a_death_is_on_the_page_when_it_has_happened(browser: Any, server: Server):
+    """Within about a second; then the plots, the incident, the keyboard, the phone and the dark."""
+    with running("plain") as job:
+        seen = visit(browser, server.url)
+        page = seen.page
+        page.wait_for_selector("article.job .findings > li")
+        before = page.locator(".findings .title").all_inner_texts()
+        for _ in range(12):
+            go_on(job)
+        page.wait_for_selector("text=Sample 13 kills its worker")
+        shown_at = time.time()
+        events = server.ask(f"/api/jobs/{server.jobs()[0]['key']}/events").json["events"]
+        late_s = shown_at - max(event["time"] for event in events if event["kind"] == "worker-died")
+        print(f"shown {late_s:.2f} s after the last death")
+
+        def points() -> list[int]:
+            return [int(each.get_attribute("data-points") or 0) for each in page.locator(".plot").all()]
+
+        def next_tick() -> bool:
+            go_on(job)
+            return min(points(), default=0) >= 3
+
+        assert wait_until(next_tick, DEADLINE_S)
+        lines = page.locator(".plot canvas").count()
+        marks = page.locator(".summary", has_text="Died (✕): 2").count()
+        page.fill(".quarantine input[type=search]", "null-pointer")
+        found = page.locator(".quarantine tbody tr").all_inner_texts()
+        page.locator(".quarantine tbody button").first.focus()
+        page.keyboard.press("Enter")
+        page.wait_for_selector("dialog[open] h3:has-text('Instruction and registers')")
+        sections = page.locator("dialog h3").all_inner_texts()
+        with page.expect_download() as download:
+            page.click("dialog a:has-text('JSON')")
+        kept = download.value.suggested_filename
+        page.keyboard.press("Escape")
+        closed = page.locator("dialog[open]").count()
+        focused = page.evaluate("document.activeElement.closest('.quarantine') !== null")
+        page.click("tbody button[data-what=recycle]")
+        page.wait_for_selector("dialog[open] >> text=leaves after its next batch")
+        page.keyboard.press("Escape")
+        light = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        page.click("#theme")
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        page.click("#past summary")
+        page.wait_for_selector("#past .run")
+        phone = visit(browser, server.url, viewport={"width": 360, "height": 740}, color_scheme="dark")
+        phone.page.wait_for_selector("text=Sample 13 kills its worker")
+        small = fits(phone.page), phone.page.evaluate("document.documentElement.dataset.theme")
+        news = page.locator("#news").inner_text()
+
+    assert "Sample 13 kills its worker" not in before
+    assert late_s < 30  # on a quiet machine 0.5; what it was is printed
+    assert lines >= 2
+    assert marks == 1
+    assert len(found) == 1
+    assert found[0].startswith("13")
+    assert {"What happened", "Python stacks", "Instruction and registers"} <= set(sections)
+    assert kept.startswith("holdfast-")
+    assert closed == 0
+    assert focused
+    assert light != dark
+    assert small == (True, "dark")
+    assert "Sample 13 kills its worker" in news
+    assert seen.wrong + phone.wrong == []
+    assert all(url.startswith(server.url) for url in seen.asked)
+
+
+def test_hostile_strings_do_nothing(browser: Any, server: Server):
+    """Names of datasets, exceptions and files are text and nothing else, in the page, the dialog and the download."""
+    with running("hostile") as job:
+        seen = visit(browser, server.url)
+        page = seen.page
+        for _ in range(12):
+            go_on(job)
+        page.wait_for_selector("text=kills its worker")
+        page.wait_for_selector(".quarantine tbody tr:nth-child(2)")
+        page.locator(".quarantine tbody button").last.click()
+        page.wait_for_selector("dialog[open] h3:has-text('What happened')")
+        shown = page.locator("dialog").inner_text()
+        page.keyboard.press("Escape")
+        page.click("#past summary")
+        page.wait_for_selector("#past .run")
+        name = page.locator("article h2").inner_text()
+        title = page.title()
+        injected = page.locator("main img, main script, dialog img, dialog script").count()
+        ident = page.evaluate("document.querySelector('.findings .more').dataset.id")
+        page.route("**/download", lambda route: route.fulfill(body=server.ask(f"/api/incidents/{ident}.html").body))
+        page.goto(f"{server.url}download")
+        downloaded = page.title()
+
+    assert HOSTILE in name
+    assert HOSTILE in shown
+    assert title == "holdfast"
+    assert injected == 0
+    assert "owned" != downloaded
+    assert seen.wrong == []
+
+
+def test_the_page_says_so_when_its_server_is_gone(browser: Any):
+    """What stands there is how it was; it goes on when the server is back."""
+    with served() as server:
+        seen = visit(browser, server.url)
+        seen.page.wait_for_selector("#link.live")
+        seen.page.wait_for_selector("#nothing:visible")
+        server.process.send_signal(signal.SIGINT)
+        seen.page.wait_for_selector("#link.lost")
+
+        assert "not connected" in seen.page.inner_text("#link")
+
+
+WORDS = {
+    "leak": ("The memory of workers grows and grows", "worker 0", "recycled", "memory_limit="),
+    "poison": ("Sample 421 kills its worker", "worker", "2 workers lost", "check what this sample hands"),
+    "slow_disk": ("The source of the samples is slow", "all 2 alike", "the trainer waited", "num_workers="),
+    "too_few_workers": ("Too few workers", "worker 0", "the trainer waited", "workers would be needed"),
+}
+
+
+@pytest.mark.skipif(not PICTURES, reason="HOLDFAST_PICTURES=docs/guide/pictures makes the guide's pictures anew")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", WORDS)
+def test_the_page_answers_the_questions_of_a_newcomer(browser: Any, server: Server, name: str):
+    """Which sample, which worker, since when, what it cost, what to change: for each run of examples/seeing."""
+    seen = visit(browser, server.url, viewport={"width": 900, "height": 900}, device_scale_factor=1)
+    with subprocess.Popen([sys.executable, EXAMPLES / f"{name}.py", "30"], stdin=subprocess.DEVNULL) as job:
+        seen.page.wait_for_selector(f"text={WORDS[name][0]}")
+        seen.page.wait_for_function("Number(document.querySelector('.plot')?.dataset.points ?? 0) >= 20")
+        told = seen.page.locator(".found").inner_text()
+        seen.page.screenshot(path=str(Path(PICTURES) / f"{name}.png"), full_page=True)
+        if name == "poison":
+            seen.page.click("li[data-kind=poison] .open-incident >> nth=0")
+            seen.page.wait_for_selector("dialog[open] h3:has-text('What happened')")
+            seen.page.screenshot(path=str(Path(PICTURES) / "incident.png"))
+        if name == "leak":
+            phone = visit(browser, server.url, viewport={"width": 360, "height": 740}, color_scheme="dark")
+            phone.page.wait_for_selector(f"text={WORDS[name][0]}")
+            phone.page.wait_for_function("Number(document.querySelector('.plot')?.dataset.points ?? 0) >= 20")
+            phone.page.screenshot(
+                path=str(Path(PICTURES) / "phone.png"),
+                clip={"x": 0, "y": 0, "width": 360, "height": 1500},
+                full_page=True,
+            )
+            assert fits(phone.page)
+        job.wait(120)
+
+    assert [word for word in WORDS[name] if word not in told] == []
+    assert seen.wrong == []

@@ -1,0 +1,239 @@
+"""The dashboard's server over real sockets: what it tells, and whom it refuses.
+
+Reads   answers.
+Writes  requests, well-meant and hostile.
+Never   the application without its guard.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from dashboard import serving
+from dashboard.serving import DEADLINE_S, Server, go_on, running, served
+from transport.watching import wait_until
+
+
+def test_a_page_from_elsewhere_gets_nothing(server: Server):
+    """Foreign names, foreign origins, changes by GET or by a form: refused. No header invites others."""
+    own = {"Host": f"localhost:{server.port}"}
+    ask = "/api/jobs/x/slots/0/recycle"
+    origin = {"Origin": f"http://localhost:{server.port}"}
+    action = {"X-Holdfast": "1"}
+    statuses = {
+        "a rebound name": server.ask("/api/jobs", headers={"Host": f"evil.example:{server.port}"}).status,
+        "no name": server.ask("/api/jobs", headers={"Host": ""}).status,
+        "a script of another site": server.ask("/api/jobs", headers={**own, "Sec-Fetch-Site": "cross-site"}).status,
+        "a change by GET": server.ask(ask, headers=own).status,
+        "no origin": server.ask(ask, "POST", {**own, **action}).status,
+        "another origin": server.ask(ask, "POST", {**own, **action, "Origin": "http://evil.example"}).status,
+        "no origin to speak of": server.ask(ask, "POST", {**own, **action, "Origin": "null"}).status,
+        "a form": server.ask(ask, "POST", {**own, **origin}).status,
+        "the page itself": server.ask(ask, "POST", {**own, **origin, **action}).status,
+        "a tunnel": server.ask("/api/jobs", headers={"Host": "localhost:9999"}).status,
+        "out of the folder": server.ask("/static/../server.py", headers=own).status,
+        "out of the folder, in disguise": server.ask("/static/%2e%2e/server.py", headers=own).status,
+    }
+    page = server.ask("/")
+    refused = server.ask("/", headers={"Host": "evil.example"})
+
+    assert statuses == {
+        "a rebound name": 421,
+        "no name": 421,
+        "a script of another site": 403,
+        "a change by GET": 405,
+        "no origin": 403,
+        "another origin": 403,
+        "no origin to speak of": 403,
+        "a form": 403,
+        "the page itself": 404,
+        "a tunnel": 200,
+        "out of the folder": 404,
+        "out of the folder, in disguise": 404,
+    }
+    for answer in (page, refused):
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'self'; ")
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert not [name for name in answer.headers if name.lower().startswith("access-control")]
+    assert page.status == 200
+    assert b"style=" not in page.body
+    assert b"<script>" not in page.body
+
+
+def test_a_token_is_asked_for_when_there_is_one():
+    """Once in the address; then a cookie that no script can read. Or in the header, for programs."""
+    with served("--token") as server:
+        assert server.token is not None
+        without = server.ask("/api/jobs")
+        wrong = server.ask(f"/?token={server.token}x")
+        header = server.ask("/api/jobs", headers={"Authorization": f"Bearer {server.token}"})
+        wrong_header = server.ask("/api/jobs", headers={"Authorization": "Bearer nonsense"})
+        right = server.ask(f"//elsewhere.example/?a=1&token={server.token}")
+        cookie = right.headers["set-cookie"]
+        visit = server.ask("/api/jobs", headers={"Cookie": cookie.partition(";")[0]})
+        forged = server.ask("/api/jobs", headers={"Cookie": f"holdfast-dash-{server.port}={server.token}"})
+
+    assert (without.status, wrong.status, wrong_header.status, forged.status) == (401, 401, 401, 401)
+    assert b"needs its token" in without.body
+    assert header.status == visit.status == 200
+    assert right.status == 303
+    assert right.headers["location"] == "/elsewhere.example/?a=1"
+    assert "HttpOnly" in cookie
+    assert "samesite=strict" in cookie.lower()
+    assert server.token not in cookie
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--host", "0.0.0.0"], "can be reached from other machines: add --token"),
+        (["--token", "short"], "--token must have at least 16 characters, got 5"),
+        (["--host", "192.0.2.1", "--token"], "192.0.2.1:7117 cannot be used"),
+    ],
+)
+def test_the_command_says_what_to_do_when_it_will_not_serve(options, says):
+    """An address that others reach is never served without a token."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "holdfast", "dash", *options],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        stdin=subprocess.DEVNULL,
+    )
+
+    assert ended.returncode in (1, 2)
+    assert says in " ".join(ended.stderr.split())
+
+
+def test_everything_about_a_death_can_be_asked_for(server: Server):
+    """Jobs, findings, events, incidents as JSON and HTML, past runs; and a worker can be asked."""
+    with running("plain") as job:
+        for _ in range(12):
+            go_on(job)
+        assert wait_until(lambda: bool(server.jobs()) and server.jobs()[0]["snapshot"]["quarantined"] == 2, DEADLINE_S)
+        key = server.jobs()[0]["key"]
+
+        def remedied() -> bool:
+            found = {each["title"]: each for each in server.jobs()[0]["findings"]}
+            return "check what this sample hands" in str(found.get("Sample 13 kills its worker"))
+
+        assert wait_until(remedied, DEADLINE_S)
+        told = server.jobs()[0]
+        events = server.ask(f"/api/jobs/{key}/events").json["events"]
+        later = server.ask(f"/api/jobs/{key}/events?after={events[2]['n']}").json["events"]
+        stacks = server.post(f"/api/jobs/{key}/slots/0/stacks")
+        recycle = server.post(f"/api/jobs/{key}/slots/0/recycle")
+        nobody = server.post(f"/api/jobs/{key}/slots/7/recycle")
+        nothing = server.post(f"/api/jobs/{key}/slots/0/stop")
+    incidents = {event["id"]: event for event in events if event["kind"] == "incident"}
+    death = next(ident for ident, event in incidents.items() if event["samples"] == [13])
+    seen = server.ask(f"/api/incidents/{death}").json
+    as_json = server.ask(f"/api/incidents/{death}.json")
+    as_html = server.ask(f"/api/incidents/{death}.html")
+    runs = server.ask("/api/incidents").json["runs"]
+
+    found = {each["title"]: each for each in told["findings"]}
+    assert found["Sample 13 kills its worker"]["who"] == "worker 0 (2 times)"
+    assert found["Sample 13 kills its worker"]["cost"].startswith("2 workers lost and replaced")
+    assert found["Sample 9 raises an exception"]["cost"] == "1 sample left out"
+    assert [event["n"] for event in later] == [event["n"] for event in events if event["n"] > events[2]["n"]]
+    assert stacks.status == recycle.status == 200
+    assert "leaves after its next batch" in recycle.json["answer"]
+    assert (nobody.status, nothing.status) == (404, 404)
+    assert "there is no slot 7" in nobody.json["error"]
+    assert "Python stacks" in [section["title"] for section in seen["sections"]]
+    assert json.loads(as_json.body)["id"] == death
+    assert as_json.headers["content-disposition"] == f'attachment; filename="holdfast-{death}.json"'
+    assert as_html.body.startswith(b"<!DOCTYPE html>")
+    assert "attachment" in as_html.headers["content-disposition"]
+    assert len(runs) == 1
+    assert {row["id"] for row in runs[0]["incidents"]} == set(incidents)
+    assert server.ask("/api/incidents/..%2f..").status == 404
+    assert server.ask("/api/incidents/ffffffff").status == 404
+
+
+def test_others_are_told_when_one_viewer_hangs(server: Server):
+    """A viewer that takes nothing costs the others nothing, and the stream begins with all that was before."""
+    with running("plain") as job, socket.create_connection(("127.0.0.1", server.port)) as stuck:
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        request = f"GET /api/stream HTTP/1.1\r\nHost: localhost:{server.port}\r\n\r\n".encode()
+        stuck.sendall(request)
+        assert wait_until(lambda: bool(server.jobs()), DEADLINE_S)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as lively:
+            lively.sendall(request)
+            read = lively.makefile("rb")
+            first = _data(read, b"state")
+            for _ in range(12):
+                go_on(job)
+            kinds: set[str] = set()
+            while "quarantine" not in kinds:
+                kinds |= {event["kind"] for each in _data(read, b"news")["jobs"] for event in each["events"]}
+            read.close()
+
+    assert first["jobs"][0]["events"][0]["kind"] == "job-began"
+    assert {"worker-died", "incident", "quarantine"} <= kinds
+
+
+def _data(read, kind: bytes) -> dict:
+    while True:
+        line = read.readline()
+        assert line, "the stream ended"
+        if line.strip() == b"event: " + kind:
+            return json.loads(read.readline().removeprefix(b"data: "))
+
+
+def test_a_program_is_shown_when_it_is_run_with_dash(tmp_path):
+    """The address is on standard error; the server is no child of the program, and holds none of its streams."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, psutil\n"
+        "print([child.name() for child in psutil.Process().children(recursive=True)])\n"
+        "print(input())\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-m", "holdfast", "run", "--dash", str(program)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        assert process.stdin is not None
+        found = serving._ADDRESS.search(process.stderr.readline())
+        assert found is not None
+        server = Server(found[1], int(found[2]), None, process)
+        page = server.ask("/")
+        out, _ = process.communicate("done\n", timeout=DEADLINE_S)  # returns only when nobody holds the pipes
+    pids = _listeners(server.port)
+
+    for pid in pids:
+        pid.terminate()
+    for pid in pids:
+        pid.wait(DEADLINE_S)
+    assert page.status == 200
+    assert out == "[]\ndone\n"
+    assert len(pids) == 1
+
+
+def _listeners(port: int):
+    import psutil
+
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if any(
+                each.laddr and each.laddr.port == port and each.status == "LISTEN" for each in process.net_connections()
+            ):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
