@@ -39,8 +39,8 @@ format: setup  ## let ruff fix and format what it can
 	$(BIN)/ruff format .
 
 test: setup lint  ## lint, all tests, and the wheel (PYTEST_ARGS='-k name' to choose)
-	$(BIN)/python -m pytest -n 2 -m "not alone" --ignore tests/clients $(PYTEST_ARGS) $(MAY_BE_EMPTY)
-	$(BIN)/python -m pytest -m alone --ignore tests/clients $(PYTEST_ARGS) $(MAY_BE_EMPTY)
+	$(BIN)/python -m pytest -n 2 -m "not alone and not browser" --ignore tests/clients $(PYTEST_ARGS) $(MAY_BE_EMPTY)
+	$(BIN)/python -m pytest -m "alone and not browser" --ignore tests/clients $(PYTEST_ARGS) $(MAY_BE_EMPTY)
 	@$(MAKE) --no-print-directory portable wheel
 
 notebooks: setup  ## those tests alone that need a notebook kernel (`make test` has them, too)
@@ -48,7 +48,7 @@ notebooks: setup  ## those tests alone that need a notebook kernel (`make test` 
 
 browser: setup  ## the dashboard in Chromium; installs it where apt may, and playwright (HOLDFAST_PICTURES=docs/guide/pictures: new pictures)
 	@test "$$(id -u)" != 0 || command -v chromium >/dev/null || ! command -v apt-get >/dev/null \
-		|| apt-get install -qq -y --no-install-recommends chromium >/dev/null || echo "browser: chromium could not be installed"
+		|| { apt-get update -qq; apt-get install -qq -y --no-install-recommends chromium; } >/dev/null || echo "browser: chromium could not be installed"
 	@$(BIN)/python -c "import playwright" 2>/dev/null || $(BIN)/python -m pip install -qq 'playwright>=1.40' \
 		|| echo "browser: playwright could not be installed"
 	$(BIN)/python -m pytest -m browser tests/dashboard $(PYTEST_ARGS)
