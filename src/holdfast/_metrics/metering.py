@@ -20,8 +20,8 @@ from holdfast._metrics.publishing import Publisher
 from holdfast.incident import Incident
 from holdfast.statistics import Load
 
-SOON_S, LATE_S = 0.02, 0.1  # between two times that the whole board is written, by how long that takes:
-_SHARE = 400  # no more than a so manieth part of the time
+SOON_S, LATE_S = 0.02, 0.25  # between two times that the whole board is written, by how long that takes:
+_SHARE = 1000  # a so manieth part of the time, between these bounds
 PATIENCE_S = 0.25  # a longer wait is told while it lasts
 LONG_S = 0.9 * PATIENCE_S
 _BETWEEN_CHECKS = 8  # batches at most, where they come fast,
