@@ -7,6 +7,7 @@ Never   anything but Debian's Chromium: without it, or without playwright, these
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import signal
@@ -67,6 +68,19 @@ def fits(page: Any) -> bool:
     return bool(page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
 
 
+def points(page: Any) -> int:
+    """Of the plot that has the fewest."""
+    return min((int(each.get_attribute("data-points") or 0) for each in page.locator(".plot").all()), default=0)
+
+
+def picture(page: Any, name: str, **more: Any) -> None:
+    """With few colours: the guide's pictures stay small."""
+    from PIL import Image
+
+    taken = Image.open(io.BytesIO(page.screenshot(**more))).convert("RGB")
+    taken.quantize(40, dither=Image.Dither.NONE).save(Path(PICTURES) / f"{name}.png", optimize=True)
+
+
 def test_a_death_is_on_the_page_when_it_has_happened(browser: Any, server: Server):
     """Within about a second; then the plots, the incident, the keyboard, the phone and the dark."""
     with running("plain") as job:
@@ -82,12 +96,9 @@ def test_a_death_is_on_the_page_when_it_has_happened(browser: Any, server: Serve
         late_s = shown_at - max(event["time"] for event in events if event["kind"] == "worker-died")
         print(f"shown {late_s:.2f} s after the last death")
 
-        def points() -> list[int]:
-            return [int(each.get_attribute("data-points") or 0) for each in page.locator(".plot").all()]
-
         def next_tick() -> bool:
             go_on(job)
-            return min(points(), default=0) >= 3
+            return points(page) >= 3
 
         assert wait_until(next_tick, DEADLINE_S)
         lines = page.locator(".plot canvas").count()
@@ -190,25 +201,22 @@ WORDS = {
 @pytest.mark.parametrize("name", WORDS)
 def test_the_page_answers_the_questions_of_a_newcomer(browser: Any, server: Server, name: str):
     """Which sample, which worker, since when, what it cost, what to change: for each run of examples/seeing."""
-    seen = visit(browser, server.url, viewport={"width": 900, "height": 900}, device_scale_factor=1)
+    seen = visit(browser, server.url, viewport={"width": 900, "height": 900})
+    page = seen.page
     with subprocess.Popen([sys.executable, EXAMPLES / f"{name}.py", "30"], stdin=subprocess.DEVNULL) as job:
-        seen.page.wait_for_selector(f"text={WORDS[name][0]}")
-        seen.page.wait_for_function("Number(document.querySelector('.plot')?.dataset.points ?? 0) >= 20")
-        told = seen.page.locator(".found").inner_text()
-        seen.page.screenshot(path=str(Path(PICTURES) / f"{name}.png"), full_page=True)
+        page.wait_for_selector(f"text={WORDS[name][0]}")
+        assert wait_until(lambda: points(page) >= 20, DEADLINE_S)
+        told = page.locator(".found").inner_text()
+        picture(page, f"{name}", full_page=True)
         if name == "poison":
-            seen.page.click("li[data-kind=poison] .open-incident >> nth=0")
-            seen.page.wait_for_selector("dialog[open] h3:has-text('What happened')")
-            seen.page.screenshot(path=str(Path(PICTURES) / "incident.png"))
+            page.click("li[data-kind=poison] .open-incident >> nth=0")
+            page.wait_for_selector("dialog[open] h3:has-text('What happened')")
+            picture(page, "incident")
         if name == "leak":
             phone = visit(browser, server.url, viewport={"width": 360, "height": 740}, color_scheme="dark")
-            phone.page.wait_for_selector(f"text={WORDS[name][0]}")
-            phone.page.wait_for_function("Number(document.querySelector('.plot')?.dataset.points ?? 0) >= 20")
-            phone.page.screenshot(
-                path=str(Path(PICTURES) / "phone.png"),
-                clip={"x": 0, "y": 0, "width": 360, "height": 1500},
-                full_page=True,
-            )
+            assert wait_until(lambda: points(phone.page) >= 20, DEADLINE_S)
+            part = {"x": 0, "y": 0, "width": 360, "height": 1600}
+            picture(phone.page, "phone", clip=part, full_page=True)
             assert fits(phone.page)
         job.wait(120)
 

@@ -16,6 +16,7 @@ Exit status: 0 ended by Ctrl-C, 1 the address cannot be used, 2 wrong usage.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -73,7 +74,8 @@ def command(host: str, port: int | None, token: str | None, beside: int | None) 
             server.serve(listener, host, token=token, lives=lives)
             return
         click.echo(f"holdfast dash: {address}  (Ctrl-C ends it, jobs go on)")
-        server.serve(listener, host, token=token)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve(listener, host, token=token)
 
 
 def _listen(listen: Callable[[str, int], socket.socket], host: str, port: int | None) -> socket.socket:

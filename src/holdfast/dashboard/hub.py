@@ -127,13 +127,17 @@ class Hub:
 
     def close(self) -> None:
         self._stop.set()
-        with self._lock:
-            for viewer in self._viewers:
-                viewer.drop()
+        self.dismiss()
         if self._thread.is_alive():
             self._thread.join(5.0)
 
     # ------------------------------------------------------------ viewers
+
+    def dismiss(self) -> None:
+        """All of them: the server ends."""
+        with self._lock:
+            for viewer in self._viewers:
+                viewer.drop()
 
     def join(self, viewer: Viewer) -> bool:
         """Whether there is room; it first gets all that is remembered."""

@@ -206,13 +206,14 @@ async def _serve(server: Any, listener: socket.socket, hub: Hub, lives: Callable
     async def watch() -> None:
         over = None
         while not server.should_exit:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.1)
             if lives is None or lives():
                 over = None
                 continue
             over = over or time.monotonic()
             if not hub.viewers and time.monotonic() - max(over, hub.left_at) > _LINGER_S:
                 server.should_exit = True
+        hub.dismiss()  # streams have no end of their own
 
     watching = asyncio.ensure_future(watch())
     try:
