@@ -7,12 +7,14 @@ Never   anything but Debian's Chromium: without it, or without playwright, these
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,7 +80,7 @@ def picture(page: Any, name: str, **more: Any) -> None:
     from PIL import Image
 
     taken = Image.open(io.BytesIO(page.screenshot(**more))).convert("RGB")
-    taken.quantize(40, dither=Image.Dither.NONE).save(Path(PICTURES) / f"{name}.png", optimize=True)
+    taken.quantize(64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(Path(PICTURES) / f"{name}.png", optimize=True)
 
 
 def test_a_death_is_on_the_page_when_it_has_happened(browser: Any, server: Server):
@@ -203,11 +205,14 @@ def test_the_page_answers_the_questions_of_a_newcomer(browser: Any, server: Serv
     """Which sample, which worker, since when, what it cost, what to change: for each run of examples/seeing."""
     seen = visit(browser, server.url, viewport={"width": 900, "height": 900})
     page = seen.page
-    with subprocess.Popen([sys.executable, EXAMPLES / f"{name}.py", "30"], stdin=subprocess.DEVNULL) as job:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="train-"))
+        shutil.copy(EXAMPLES / f"{name}.py", folder)
+        job = stack.enter_context(subprocess.Popen([sys.executable, f"{name}.py", "30"], cwd=folder))
         page.wait_for_selector(f"text={WORDS[name][0]}")
         assert wait_until(lambda: points(page) >= 20, DEADLINE_S)
         told = page.locator(".found").inner_text()
-        picture(page, f"{name}", full_page=True)
+        picture(page, name, full_page=True)
         if name == "poison":
             page.click("li[data-kind=poison] .open-incident >> nth=0")
             page.wait_for_selector("dialog[open] h3:has-text('What happened')")

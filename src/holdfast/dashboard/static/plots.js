@@ -1,7 +1,7 @@
 // Plots: pace and memory by uPlot, the timeline of slots on a canvas of its own. Each has a summary in words.
 
 import { el, text } from "./dom.js";
-import { clock, percent, rate, size } from "./words.js";
+import { clock, percent, rate, seconds, size } from "./words.js";
 
 const HEIGHT = 190;
 const LEGEND = [["fetching", "fetching"], ["collating", "collating"], ["sending", "sending"], ["waiting", "idle"],
@@ -39,7 +39,7 @@ class Plot {
     if (!this.plot || this.shape !== look) {
       this.plot?.destroy();
       this.holder.replaceChildren();
-      this.plot = new uPlot({ width: this.width(), height: HEIGHT, padding: [8, 4, 0, 0], ...options() }, data, this.holder);
+      this.plot = new uPlot({ width: this.width(), height: HEIGHT, padding: [8, 26, 0, 0], ...options() }, data, this.holder);
       this.shape = look;
     } else {
       this.plot.setData(data);
@@ -75,7 +75,7 @@ export class PacePlot extends Plot {
     const now = recent.reduce((a, b) => a + b, 0) / recent.length;
     const { wait_seconds: wait = 0, trainer_seconds: own = 0 } = this.job.snapshot;
     this.tell(`${this.job.alive ? "Now" : "At the end"} ${rate(now)} ${noun} a second, ${rate(Math.max(...rates))} at best. `
-      + `The trainer has waited ${percent(wait + own > 0 ? wait / (wait + own) : 0)} of its time, ${Math.round(wait)} s in all.`);
+      + `The trainer has waited ${percent(wait + own > 0 ? wait / (wait + own) : 0)} of its time, ${seconds(wait)} in all.`);
   }
 }
 
