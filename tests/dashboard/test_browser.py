@@ -80,7 +80,9 @@ def picture(page: Any, name: str, **more: Any) -> None:
     from PIL import Image
 
     taken = Image.open(io.BytesIO(page.screenshot(**more))).convert("RGB")
-    taken.quantize(64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(Path(PICTURES) / f"{name}.png", optimize=True)
+    taken.quantize(64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+        Path(PICTURES) / f"{name}.png", optimize=True
+    )
 
 
 def test_a_death_is_on_the_page_when_it_has_happened(browser: Any, server: Server):
@@ -191,7 +193,7 @@ def test_the_page_says_so_when_its_server_is_gone(browser: Any):
 
 
 WORDS = {
-    "leak": ("The memory of workers grows and grows", "worker 0", "recycled", "memory_limit="),
+    "leak": ("The memory of workers grows and grows", "(recycled ", "recycled in time", "memory_limit="),
     "poison": ("Sample 421 kills its worker", "worker", "2 workers lost", "check what this sample hands"),
     "slow_disk": ("The source of the samples is slow", "all 2 alike", "the trainer waited", "num_workers="),
     "too_few_workers": ("Too few workers", "worker 0", "the trainer waited", "workers would be needed"),

@@ -140,7 +140,7 @@ def test_a_leak_is_told_when_workers_are_recycled_for_memory():
 def test_a_leak_is_told_before_anything_is_recycled():
     """Memory that rises in nearly every second, by much; a warm-up that ends is none."""
     rising = [tick(100.0 + n, 0, n, slots=[_held(0, 20 + 8 * n)]) for n in range(12)]
-    warm = [tick(100.0 + n, 0, n, slots=[_held(0, min(20 + 20 * n, 90))]) for n in range(12)]
+    warm = [tick(100.0 + n, 0, n, slots=[_held(0, min(20 + 20 * n, 90))]) for n in range(16)]
 
     found = only(telling.findings(story(*rising), snapshot(memory_limit=400 * MIB)), "leak")
 

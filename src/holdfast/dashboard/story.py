@@ -18,7 +18,7 @@ _BEHIND, _CAUGHT_UP = 0.2, 0.1  # the share of waiting at which a trainer begins
 _MOST_SAMPLES = 200
 _MOST_IDS = 20
 _MOST_TROUBLES = 64
-_LEAST_TICKS, _MUCH = 8, 32 << 20  # of a worker whose memory rises
+_LEAST_TICKS, _MUCH, _STILL_S = 5, 32 << 20, 8.0  # of a worker whose memory rises
 DEADLY = ("crash", "hang")
 
 
@@ -61,15 +61,18 @@ class Memory:
     last: tuple[float, int] = (0.0, 0)
     rate: float = 0.0  # bytes a second, of the last worker that was seen for long enough
     began: float = 0.0  # when the first of them was seen
-    ticks: int = 0  # of this life
+    changed: float = 0.0
+    ticks: int = 0  # of this life, those with another figure than the one before
     rises: int = 0  # of these, how many showed more than the one before
 
     def saw(self, incarnation: int, time: float, private: int) -> None:
         if incarnation != self.incarnation:
             self.incarnation, self.first, self.ticks, self.rises = incarnation, (time, private), 0, 0
             self.began = self.began or time
-        self.ticks += 1
-        self.rises += private > self.last[1]
+        if private != self.last[1]:  # it is not measured anew for each tick
+            self.ticks += 1
+            self.rises += private > self.last[1]
+            self.changed = time
         self.last = (time, private)
         passed = time - self.first[0]
         if passed >= 2:
@@ -78,7 +81,9 @@ class Memory:
     @property
     def is_rising(self) -> bool:
         """Nearly always, and by much: not the warm-up of a healthy worker."""
-        return self.ticks >= _LEAST_TICKS and self.rises >= 0.8 * self.ticks and self.last[1] - self.first[1] >= _MUCH
+        nearly_always = self.ticks >= _LEAST_TICKS and self.rises >= 0.8 * self.ticks
+        still = self.last[0] - self.changed <= _STILL_S
+        return nearly_always and still and self.last[1] - self.first[1] >= _MUCH
 
 
 class Story:
