@@ -196,7 +196,7 @@ WORDS = {
     "leak": ("The memory of workers grows and grows", "(recycled ", "recycled in time", "memory_limit="),
     "poison": ("Sample 421 kills its worker", "worker", "2 workers lost", "check what this sample hands"),
     "slow_disk": ("The source of the samples is slow", "all 2 alike", "the trainer waited", "num_workers="),
-    "too_few_workers": ("Too few workers", "worker 0", "the trainer waited", "workers would be needed"),
+    "too_few_workers": ("Too few workers", "worker 0", "the trainer waited", "num_workers="),
 }
 
 

@@ -182,7 +182,10 @@ def test_no_more_workers_are_advised_than_there_are_cpus():
 
     found = only(telling.findings(told, now, cpus=2), "too-few-workers")
 
-    assert found.change == ("about 3 workers would be needed: more CPUs, or less work in __getitem__ and collate_fn",)
+    assert found.change == (
+        'num_workers=2 (now 1; this machine has 2 CPUs), or num_workers="auto"',
+        "about 3 workers would be needed: more CPUs, or less work in __getitem__ and collate_fn",
+    )
 
 
 def test_nothing_is_found_when_the_trainer_has_caught_up():

@@ -73,10 +73,9 @@ class Memory:
             self.ticks += 1
             self.rises += private > self.last[1]
             self.changed = time
+            if time - self.first[0] >= 2:
+                self.rate = (private - self.first[1]) / (time - self.first[0])
         self.last = (time, private)
-        passed = time - self.first[0]
-        if passed >= 2:
-            self.rate = (private - self.first[1]) / passed
 
     @property
     def is_rising(self) -> bool:

@@ -295,7 +295,7 @@ def _behind(story: Story, snapshot: Mapping[str, Any], cpus: int, noun: str) -> 
     elif loads and mean["idle"] < _IDLE:
         title, kind = f"Too few workers: {workers} cannot keep up with the trainer", "too-few-workers"
         why = f"workers compute {min(1.0, mean['on_cpu']):.0%} of their time and are idle {mean['idle']:.0%}"
-        fit = min(wanted, max(workers, cpus - 1)) if mean["on_cpu"] >= 0.5 else wanted
+        fit = min(wanted, max(workers, cpus)) if mean["on_cpu"] >= 0.5 else wanted
         change = []
         if fit > workers:
             change.append(f'num_workers={fit} (now {workers}; this machine has {cpus} CPUs), or num_workers="auto"')
