@@ -32,6 +32,7 @@ log = logging.getLogger("holdfast")
 EVERY_S = 0.5
 _AT_ONCE = 1000  # events
 _MOST_TICKS, _MOST_EVENTS = 1200, 800  # of a job, that whoever comes late is told
+_MOST_LOOKS = 600
 _QUEUE = 16  # messages a viewer may be behind
 _MOST_VIEWERS = 32
 _LOOKUPS, _TRIES, _MOST_KNOWN = 8, 40, 2000  # of the journal: in one round, for one incident, in all
@@ -46,6 +47,7 @@ class Watched:
         self.after = 0
         self.ticks: deque[dict[str, Any]] = deque(maxlen=_MOST_TICKS)
         self.events: deque[dict[str, Any]] = deque(maxlen=_MOST_EVENTS)
+        self.looks: deque[tuple[float, list[dict[str, Any]]]] = deque(maxlen=_MOST_LOOKS)  # what each worker did when
         self.snapshot: dict[str, Any] = {}
         self.findings: list[dict[str, Any]] = []
         self._alive: dict[str, Any] = {}  # the last snapshot in which there were workers
@@ -74,7 +76,10 @@ class Watched:
             shown = self.snapshot
             if not shown.get("alive"):
                 shown = {**shown, **self._alive}
-            elif any(slot.get("load") for slot in shown.get("slots", ())):
+            else:
+                slots = [slot for slot in shown["slots"] if slot["pid"]]
+                self.looks.append((shown["time"], [{"slot": s["slot"], "doing": s["stage"]} for s in slots]))
+            if shown.get("alive") and any(slot.get("load") for slot in shown.get("slots", ())):
                 self._alive = {name: shown[name] for name in ("slots", "workers", "advice")}
             told = telling.findings(self.story, shown, remedies=remedies, cpus=_cpus(), noun=noun)
             self.findings = [finding.to_dict() for finding in told]
@@ -145,7 +150,10 @@ class Hub:
             self._viewers = [each for each in self._viewers if not each.is_dropped]
             if len(self._viewers) >= _MOST_VIEWERS:
                 return False
-            whole = [self._told(watched, watched.history()) for watched in self._watched.values()]
+            whole = [
+                {**self._told(watched, watched.history()), "looks": list(watched.looks)}
+                for watched in self._watched.values()
+            ]
             viewer.put(_message("state", {"time": time.time(), "jobs": whole}))
             self._viewers.append(viewer)
             return True

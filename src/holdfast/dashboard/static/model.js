@@ -19,6 +19,7 @@ export class Job {
     this.key = told.key;
     this.ticks = [];
     this.events = []; // all but ticks
+    this.looks = []; // {time, slots}: what each worker did, seen from outside twice a second
     this.last = 0; // number of the last event
     this.version = 0; // changes with each tick and each event
     this.take(told);
@@ -28,6 +29,12 @@ export class Job {
     this.about = told;
     this.snapshot = told.snapshot ?? {};
     this.findings = told.findings ?? [];
+    if (told.looks) this.looks = told.looks.map(([time, slots]) => ({ time, slots }));
+    if (this.snapshot.alive && this.snapshot.time > (this.looks.at(-1)?.time ?? 0)) {
+      const slots = this.snapshot.slots.filter((slot) => slot.pid).map((slot) => ({ slot: slot.slot, doing: slot.stage }));
+      this.looks.push({ time: this.snapshot.time, slots });
+    }
+    if (this.looks.length > MOST_TICKS) this.looks.splice(0, this.looks.length - MOST_TICKS);
     for (const event of told.events ?? []) {
       if (event.n <= this.last) continue;
       this.last = event.n;
@@ -96,10 +103,13 @@ export class Job {
   stretches() {
     const rows = new Map(this.slotNumbers().map((number) => [number, []]));
     let before = null;
-    for (const tick of this.ticks) {
-      const from = before === null ? tick.time - 1 : before;
+    // Ticks are what the job wrote before anybody looked; it writes when a batch arrives, and may miss what lies between.
+    const first = this.looks[0]?.time ?? Infinity;
+    for (const tick of [...this.ticks.filter((each) => each.time < first), ...this.looks]) {
+      const from = before === null || tick.time - before > 5 ? tick.time - 1 : before;
       for (const slot of tick.slots) {
         const row = rows.get(slot.slot);
+        if (!row) continue;
         const what = groupOf(slot.doing);
         const last = row.at(-1);
         if (last && last.what === what && last.to >= from - 0.01) last.to = tick.time;

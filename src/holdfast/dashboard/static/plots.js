@@ -189,7 +189,7 @@ export class Timeline {
     }
     const all = Object.values(shares).reduce((a, b) => a + b, 0);
     const deaths = this.job.of("worker-died").length;
-    const words = all ? `Looked at once a second: ${LEGEND.filter(([name]) => shares[name] / all >= 0.01)
+    const words = all ? `Looked at twice a second: ${LEGEND.filter(([name]) => shares[name] / all >= 0.01)
       .map(([name, said]) => `${said} ${percent(shares[name] / all)}`).join(", ")}. Deaths: ${deaths}.` : "Nothing yet.";
     text(this.summary, words);
     box.setAttribute("aria-label", words);
