@@ -11,6 +11,11 @@ STAMP := $(VENV)/.installed
 TORCHVISION := torchvision==0.28.0
 C_SOURCES := setup.py $(wildcard src/holdfast/_capture/*.[ch] src/holdfast/graph/sampling/*.[ch])
 
+# A program that tests use, from Debian where we may; where we may not, those tests are skipped and say why.
+apt = command -v $(1) >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null \
+	|| { apt-get update -qq; apt-get install -qq -y --no-install-recommends $(1); } >/dev/null 2>&1 \
+	|| echo "setup: $(1) could not be installed; tests that need it are skipped"
+
 export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -27,6 +32,7 @@ $(STAMP): pyproject.toml constraints.txt $(C_SOURCES)
 	@echo "setup: installing into $(VENV), this may take some minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq -e '.[torch,forensics,demo,dev]' -c constraints.txt
+	@$(call apt,tmux)
 	@touch $@
 
 lint: setup  ## ruff check, ruff format --check, mypy
@@ -47,8 +53,7 @@ notebooks: setup  ## those tests alone that need a notebook kernel (`make test` 
 	$(BIN)/python -m pytest tests/notebooks $(PYTEST_ARGS)
 
 browser: setup  ## the dashboard in Chromium; installs it where apt may, and playwright (HOLDFAST_PICTURES=docs/guide/pictures: new pictures)
-	@test "$$(id -u)" != 0 || command -v chromium >/dev/null || ! command -v apt-get >/dev/null \
-		|| { apt-get update -qq; apt-get install -qq -y --no-install-recommends chromium; } >/dev/null || echo "browser: chromium could not be installed"
+	@$(call apt,chromium)
 	@$(BIN)/python -c "import playwright" 2>/dev/null || $(BIN)/python -m pip install -qq 'playwright>=1.40' \
 		|| echo "browser: playwright could not be installed"
 	$(BIN)/python -m pytest -m browser tests/dashboard $(PYTEST_ARGS)
