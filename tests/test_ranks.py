@@ -122,10 +122,10 @@ def test_the_others_end_although_they_wait_in_a_collective(tmp_path: Path) -> No
 )
 def test_a_collective_that_fails_for_a_lost_rank_names_it(tmp_path: Path, mode: str, words: str) -> None:
     """Of gloo's own words nobody knows which rank it was, and why."""
-    well, _ = job(tmp_path, mode)
+    well, lost = job(tmp_path, mode)
 
-    assert well.status == 1, well
-    assert f"holdfast: {words}" in well.err or f"RankFailedError: {words}" in well.err, well.err[-3000:]
+    assert well.status == 1, (well, lost)
+    assert f"holdfast: {words}" in well.err or f"RankFailedError: {words}" in well.err, (well.err[-3000:], lost)
 
 
 def test_a_rank_that_is_done_alarms_nobody(tmp_path: Path) -> None:

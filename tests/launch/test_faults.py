@@ -98,7 +98,7 @@ def test_all_are_ended_when_some_take_too_long():
     assert incident.seconds_in_hand > 2  # the last to start has run a little less than the first
     assert "rank 0 ran as long, perhaps waiting for it: " in others
     assert "rank 1 ran as long, perhaps waiting for it: " in others
-    assert "table.py" in others.partition("rank 3 ran as long")[2]
+    assert "deaths.py" in others.partition("rank 3 ran as long")[2]
     assert "FaultPolicy" not in str(caught.value)
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast._metrics import history, layout, runtime
+from holdfast._system import nameless
 
 log = logging.getLogger("holdfast")
 
@@ -50,7 +51,6 @@ class Publisher:
         ]
         self._history: history.Writer | None = None
         self._owner = os.getpid()
-        self._map: mmap.mmap | None = None
         self.is_over = False  # it ended, or cannot be written
         self.tick_at = 0.0
         self._ended: Callable[[], object] = _nothing
@@ -80,16 +80,16 @@ class Publisher:
                     os.posix_fallocate(fd, 0, size)
                 else:
                     os.write(fd, bytes(size))
-                mapped = mmap.mmap(fd, size)
+                mapped = nameless.map_descriptor(fd, size) if sys.platform == "linux" else mmap.mmap(fd, size)
             finally:
                 os.close(fd)
-            words = memoryview(mapped).cast("q")
+            words = memoryview(mapped).cast("B").cast("q")
             words[: len(layout.HEAD)] = self.words[: len(layout.HEAD)]  # the rest follows with the first look
             _write(folder / runtime.WHO, json.dumps({**self._who, **_identity(), "key": key}).encode())
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        self.folder, self._map, self.words = folder, mapped, words
+        self.folder, self.words = folder, words
         self._history = history.Writer(folder)
         self._ended = weakref.finalize(self, _end, self._owner, words, self._history)
         self._write_waiting()

@@ -19,7 +19,6 @@ Exit status: 0 measured, 1 nothing could be measured, 2 wrong usage, 130 interru
 
 from __future__ import annotations
 
-import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -78,7 +77,7 @@ class Span(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic 
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw it: .svg, .png or .pdf.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as JSON.")
 def command(target: str, as_json: bool, **options: Any) -> None:
-    logging.getLogger("holdfast").setLevel(logging.ERROR)
+    targets.hush()
     found = targets.load(target)
     from holdfast.measuring import bench as measuring
 

@@ -20,7 +20,6 @@ Exit status: 0 all good, 1 bad ones found, 2 wrong usage, 3 it could not be fini
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +66,7 @@ class Seconds(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gener
 @click.option("--start-method", type=click.Choice(["fork", "spawn", "forkserver"]), help="Of workers.")
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
 def command(target: str, output: Path | None, resume: bool, state: Path | None, as_json: bool, **options: Any) -> None:
-    logging.getLogger("holdfast").setLevel(logging.ERROR)  # incidents are what we look for; the report has them
+    targets.hush()  # incidents are what we look for; the report has them
     found = targets.load(target)
     from holdfast.checking import check as checking
     from holdfast.checking import report as reporting

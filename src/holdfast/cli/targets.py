@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import logging
 import os
 import sys
 import traceback
@@ -208,6 +209,14 @@ def _look_first_in(folder: str) -> None:
     if folder in sys.path:
         sys.path.remove(folder)
     sys.path.insert(0, folder)
+
+
+def hush(level: int = logging.ERROR) -> None:
+    """Leave out of the log, until this command is over, what its answer tells."""
+    log = logging.getLogger("holdfast")
+    before = log.level
+    log.setLevel(level)
+    click.get_current_context().call_on_close(lambda: log.setLevel(before))
 
 
 @contextlib.contextmanager
