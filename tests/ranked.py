@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.utils.data import Dataset, IterableDataset
 
 import holdfast
+from holdfast.loader.agreeing import _Watch
 
 SAMPLES = 24
 BATCH = 2
@@ -97,6 +98,8 @@ def main() -> None:
             if mode == "raises" and rank == 1 and len(seen) == 3:
                 raise KeyError("a bug in the training step")
             if mode == "killed" and rank == 1 and len(seen) == 3:
+                assert _Watch.bond is not None
+                assert _Watch.bond.await_meeting(60)
                 os.kill(os.getpid(), signal.SIGKILL)
             if mode == "gives-up-apart":
                 if rank == 0:

@@ -36,7 +36,7 @@ log = logging.getLogger("holdfast")
 NOTHING: Any = object()
 _ABORT_S = 5.0  # for the collective to raise after its group was aborted
 _AWAIT_S = 5.0  # for the word of another rank, when this one fails because of it
-_MEETING_S = 5.0  # for rank 0 to make its loader: who is killed before they have met is not missed
+_MEETING_S = 15.0  # for rank 0 to make its loader: who is killed before they have met is not missed
 _COLLECTIVE = ("/torch/distributed/", "/torch/nn/parallel/")
 
 
