@@ -36,8 +36,8 @@ $(STAMP): pyproject.toml constraints.txt $(C_SOURCES)
 	@touch $@
 
 lint: setup  ## ruff check, ruff format --check, mypy
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check --no-cache .
+	$(BIN)/ruff format --no-cache --check .
 	$(BIN)/mypy
 
 format: setup  ## let ruff fix and format what it can

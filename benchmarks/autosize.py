@@ -16,12 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import machine
 import torch
-from workloads import jpegs_in
 
+import machine
 from holdfast import DataLoader
 from holdfast.loader import pacing
+from workloads import jpegs_in
 
 FIXED = [2**power for power in range(7) if 2**power <= pacing.new_sizing().most]
 MANY = 10_000_000

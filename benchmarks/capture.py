@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from loaders import supervised
-from machine import write
-from measuring import run
 from torch.utils.data import Dataset
-from workloads import workloads
 
 import holdfast
 from holdfast._capture import crash, last_words, vitals
 from holdfast._capture.blackbox import BlackBox
 from holdfast._forensics import autopsy
+from loaders import supervised
+from machine import write
+from measuring import run
+from workloads import workloads
 
 ROUNDS = 25
 DEATHS = 24

@@ -18,10 +18,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from machine import write
 from torch.utils.data import Dataset
 
 import holdfast
+from machine import write
 
 BATCHES = (256, 1024, 4096, 16384)
 CHUNKS = (1000, 10_000)

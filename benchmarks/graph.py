@@ -25,10 +25,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import machine
 import numpy as np
 import torch
 
+import machine
 from holdfast.graph.sampled import Sampled
 from holdfast.graph.sampling import choice, compiled
 from holdfast.graph.sampling.gathering import gather_rows

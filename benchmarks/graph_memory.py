@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from machine import write
-from memory import pss_bytes
 
 from holdfast.graph import NeighborLoader, NeighborSampler, SharedGraph
 from holdfast.graph.topology import Topology
+from machine import write
+from memory import pss_bytes
 
 NODES, EDGES, COLUMNS = 2_000_000, 30_000_000, 128
 FANOUTS = (15, 10)

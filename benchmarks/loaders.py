@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 
 import torch
 from torch.utils.data import Dataset
-from workloads import Workload
 
 import holdfast
 from holdfast._capture.blackbox import BlackBox
 from holdfast._worker.randomness import Randomness
+from workloads import Workload
 
 Loader: TypeAlias = Callable[[Dataset[Any], Workload], AbstractContextManager[Iterator[Any]]]
 

@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import Dataset, default_collate
+
 from loaders import Loader
 from memory import Peak, peak_memory
-from torch.utils.data import Dataset, default_collate
 from workloads import DIFFERENT, Workload
 
 WARM_UP = 6

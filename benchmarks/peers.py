@@ -26,8 +26,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from loaders import Loader, torch_options
 from torch.utils.data import BatchSampler, Dataset, SequentialSampler, default_collate
+
+from loaders import Loader, torch_options
 from workloads import InMemory, Workload
 
 # What a loader may prepare in advance, per worker: torch's default.

@@ -16,10 +16,10 @@ import time
 from typing import Any
 
 import torch
-from machine import write
 from torch.utils.data import Dataset
 
 from holdfast import DataLoader, FaultPolicy
+from machine import write
 
 BATCHES = 2000
 SAMPLE_S = 0.0005

@@ -24,9 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from loaders import torch_options
-from machine import write
-from workloads import workloads
 
 import holdfast
 from holdfast._capture import blackbox
@@ -34,6 +31,9 @@ from holdfast._capture.blackbox import BlackBox
 from holdfast._capture.vitals import Vitals
 from holdfast._system import nameless
 from holdfast._worker.creep import Creep
+from loaders import torch_options
+from machine import write
+from workloads import workloads
 
 WORKERS = 16
 ROUNDS = 40

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import machine
 import numpy
 import torch
 
+import machine
 from holdfast import DataLoader, share
 
 WAYS = ("nothing", "list", "shared")

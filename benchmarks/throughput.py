@@ -30,6 +30,7 @@ FIRST_BATCH_ROUNDS = 3
 def main(arguments: list[str]) -> None:
     options = parse(arguments)
     import torch
+
     from machine import write
     from measuring import measure
     from plot import draw

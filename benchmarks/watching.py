@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from loaders import supervised
 from machine import write
-from workloads import Workload, workloads
-
 from measuring import WARM_UP, make
+from workloads import Workload, workloads
 
 ROUNDS = 25
 WORDS = ("rows", "tokens")
