@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup lint format test notebooks browser portable wheel clients demo bench bench-peers clean
+.PHONY: help setup lint format test notebooks browser machine portable wheel clients demo bench bench-peers clean
 
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 14
@@ -57,6 +57,9 @@ browser: setup  ## the dashboard in Chromium; installs it where apt may, and pla
 	@$(BIN)/python -c "import playwright" 2>/dev/null || $(BIN)/python -m pip install -qq 'playwright>=1.40' \
 		|| echo "browser: playwright could not be installed"
 	$(BIN)/python -m pytest -m browser tests/dashboard $(PYTEST_ARGS)
+
+machine: setup  ## tests that change settings of the whole machine for some seconds (overcommit, swap); as root, on a machine of one's own
+	HOLDFAST_MAY_CHANGE_MACHINE=1 $(BIN)/python -m pytest tests/doctor/test_whole_machine.py $(PYTEST_ARGS)
 
 portable: setup  ## the same faults and batches on the portable system layer, as macOS and Windows have it
 	HOLDFAST_SYSTEM=portable $(BIN)/python -m pytest -n 2 tests/test_transport.py tests/test_desk.py \

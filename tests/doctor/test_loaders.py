@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.util
 import resource
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -250,24 +249,6 @@ def test_cuda_is_found_before_a_fork():
     assert found["cuda_is_on"].ranks["cuda-before-fork"] == "may kill"
     assert found["cuda_held"].ranks["cuda-tensor-held"] == "will kill"
     assert "dataset.weights = dataset.weights.cpu()" in found["cuda_held"].remedies("cuda-tensor-held")
-
-
-def test_old_arrow_is_found_before_a_fork(monkeypatch):
-    """Made up: that version cannot be installed with this Python."""
-    import pyarrow
-
-    from holdfast.doctor import starting
-    from holdfast.doctor.machine import Machine
-    from holdfast.doctor.plan import Plan
-
-    plan, seen = Plan(object(), workers=2, start_method="fork"), starting.Running((), (("libarrow.so.1100", 3),))
-    today = list(starting.findings(plan, Machine(cpus=2), seen))
-    monkeypatch.setattr(pyarrow, "__version__", "11.0.0")
-    old: list[Any] = list(starting.findings(plan, Machine(cpus=2), seen))
-
-    assert today == []
-    assert [finding.name for finding in old] == ["pyarrow-before-fork"]
-    assert "pip install pyarrow>=12" in old[0].remedies
 
 
 def test_the_program_is_where_it_is_looked_for():

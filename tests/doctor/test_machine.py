@@ -2,7 +2,7 @@
 
 Reads   what an examination in a process of its own found.
 Writes  control groups and a mount namespace, each for one process; small trees like /proc in temporary folders.
-Never   a setting of this machine: overcommit and swap are made up.
+Never   a setting of this machine: overcommit and swap are made up here, and real in test_whole_machine.py.
 """
 
 from __future__ import annotations

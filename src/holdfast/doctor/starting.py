@@ -45,7 +45,6 @@ _BREAKS = {
     "cygrpc": ("grpc", "make channels in worker_init_fn, or when the first sample is fetched"),
     "polars": ("polars", "read tables before, or in worker_init_fn"),
 }
-_ARROW_FORK_SAFE = 12  # since then its pools are made anew in a fork
 _OURS = "holdfast-"  # threads that see to their locks at a fork
 _NOTEBOOKS = ("IPython", "ipykernel", "debugpy", "pydevd")
 _LOOKS, _LOOK_AGAIN_S = 20, 0.01
@@ -148,13 +147,6 @@ def _of_pools(plan: Plan, seen: Running) -> Iterator[Finding]:
         count = seen.of(beginning, f"lib{beginning}", f"_{beginning}")
         if count:
             yield _broken_by_fork(name, count, (_SPAWNING, instead))
-    arrow = sys.modules.get("pyarrow")
-    count = seen.of("libarrow")
-    if arrow is not None and count:
-        version = str(getattr(arrow, "__version__", ""))
-        major = version.partition(".")[0]
-        if major.isdigit() and int(major) < _ARROW_FORK_SAFE:
-            yield _broken_by_fork(f"pyarrow {version}", count, (_SPAWNING, f"pip install pyarrow>={_ARROW_FORK_SAFE}"))
 
 
 def _broken_by_fork(name: str, count: int, remedies: tuple[str, ...]) -> Finding:
