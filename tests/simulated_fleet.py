@@ -294,6 +294,9 @@ class Fleet:
         worker = self.workers[slot]
         if worker is None or not worker.ready or not worker.inbox or worker.waits or worker.told_end:
             return
+        if decision is Decision.RETRY:  # told at once; the batch comes later, or never
+            self.tell(r.TaskRetried(slot, worker.incarnation, worker.inbox[0].seq, failure(0, decision)))
+            return
         action = worker.inbox.popleft()
         size = self.world.sizes[action.seq]
         dealt = (failure(position % size, decision),)

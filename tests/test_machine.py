@@ -136,6 +136,7 @@ LATE = {
     "failed preparation": r.PreparationFailed(0, 1, 4001, failure()),
     "suspicion": r.WorkerSuspected(0, 1, 4001, InHand(Stage.FETCHING, 0, 1)),
     "question": r.DecisionAsked(0, 1, 4001, 0, failure()),
+    "retry": r.TaskRetried(0, 1, 0, failure(0, Decision.RETRY)),
 }
 
 
@@ -826,9 +827,9 @@ def test_failures_that_the_worker_dealt_with_are_put_on_record():
     """Skipped and replaced samples are quarantined, retries counted, the batch delivered."""
     machine = begun(on_error="skip")
     submit(machine, 0)
-    dealt = (failure(0, Decision.RETRY), failure(1, Decision.SKIP), failure(2, Decision.REPLACE))
+    dealt = (failure(1, Decision.SKIP), failure(2, Decision.REPLACE))
 
-    actions = handle(machine, r.TaskFinished(0, 1, 0, dealt))
+    actions = handle(machine, r.TaskRetried(0, 1, 0, failure(0, Decision.RETRY)), r.TaskFinished(0, 1, 0, dealt))
 
     assert [a.incident.action for a in of(r.ReportIncident, actions)] == [
         "retried",

@@ -61,6 +61,16 @@ class TaskErrored:
 
 
 @dataclass(frozen=True)
+class TaskRetried:
+    """A sample, or a whole batch, failed, and the worker is about to try it again."""
+
+    slot: int
+    incarnation: int
+    seq: int
+    failure: Failure
+
+
+@dataclass(frozen=True)
 class WorkerExited:
     slot: int
     incarnation: int
@@ -174,6 +184,7 @@ Event: TypeAlias = (
     | WorkerReady
     | TaskFinished
     | TaskErrored
+    | TaskRetried
     | WorkerExited
     | PreparationFailed
     | WorkerSuspected

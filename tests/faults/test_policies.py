@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -188,6 +190,41 @@ class Stubborn(Samples):
             with self.notes.open("a") as file:
                 file.write(f"{time.monotonic()}\n")
             raise TimeoutError(TORN)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_retried_exception_is_told_when_the_next_attempt_kills(tmp_path: Path, method: str) -> None:
+    """What a worker knows of its first attempt does not die with it."""
+    dataset = Worse(tmp_path / "attempts")
+    policy = FaultPolicy(retry_on=(TimeoutError,), retries=2, backoff_s=0.01)
+    loader = make_loader(Garden(), policy, dataset=dataset, multiprocessing_context=method)
+
+    outcomes = outcomes_of(loader)
+
+    assert [incident.kind for incident in happened(loader)] == [IncidentKind.EXCEPTION, IncidentKind.CRASH]
+    assert [incident.positions for incident in happened(loader)] == [(0,), (0,)]
+    assert loader.statistics().retries == 2
+    assert outcomes == all_batches(GETITEM)
+
+
+class Worse(Samples):
+    """Sample 0 raises at first, then kills, then comes."""
+
+    def __init__(self, notes: Path) -> None:
+        super().__init__(SIZE, Garden())
+        self.notes = notes
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 0:
+            with self.notes.open("a+") as file:
+                file.seek(0)
+                attempts = len(file.read())
+                file.write("x")
+            if attempts == 0:
+                raise TimeoutError(TORN)
+            if attempts == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(index)
 
 

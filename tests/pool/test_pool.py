@@ -333,6 +333,20 @@ def test_an_exception_is_tried_again_where_the_policy_says_so(tmp_path):
     assert deeds.begun(tmp_path) == dict.fromkeys(range(5), 3)
 
 
+def test_a_retried_exception_is_told_when_the_next_attempt_kills(tmp_path):
+    def worse(number: int) -> int:
+        deeds.note(str(tmp_path), number)
+        if deeds.begun(tmp_path)[number] == 1:
+            raise OSError("not yet")
+        if deeds.begun(tmp_path)[number] == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number
+
+    with Pool(1, retries=2, faults=FaultPolicy(retry_on=OSError, backoff_s=0.0)) as pool:
+        assert pool.submit(worse, 7).result(DEADLINE_S) == 7
+    assert [incident.kind for incident in pool.incidents] == [IncidentKind.EXCEPTION, IncidentKind.CRASH]
+
+
 def test_no_task_is_begun_twice_also_where_a_policy_is_given(tmp_path):
     """The pool's own `retries` outweigh the policy's."""
     with Pool(1, retries=0, faults=FaultPolicy(retry_on=OSError, retries=5)) as pool:

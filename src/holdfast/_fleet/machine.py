@@ -65,6 +65,7 @@ class Machine:
             r.WorkerReady: self._worker_ready,
             r.TaskFinished: self._task_finished,
             r.TaskErrored: self._task_errored,
+            r.TaskRetried: self._task_retried,
             r.WorkerExited: self._worker_exited,
             r.PreparationFailed: self._preparation_failed,
             r.WorkerSuspected: self._worker_suspected,
@@ -74,7 +75,7 @@ class Machine:
             r.DecisionAsked: self._decision_asked,
             r.DecisionMade: self._decision_made,
             r.SourceDoubted: self._source_doubted,
-            r.SourceProbed: self._source_probed,
+            r.SourceProbed: lambda event, now: self._heed(self.breaker.probed(event, now)),
             r.EpochBegan: self._epoch_began,
         }
 
@@ -172,14 +173,17 @@ class Machine:
     def _note_failures(self, task: Task, slot: Slot, failures: tuple[Failure, ...], now: float) -> None:
         """Failures that the worker has dealt with by itself, by the plain policy."""
         for failure in failures:
-            decision = failure.decision
-            if decision is Decision.RETRY:
-                self.retries += 1
-                self._do(r.ReportIncident(self._failure_incident(slot, task, failure, "retried")))
-                continue
-            done = {Decision.SKIP: "left out", Decision.REPLACE: "replaced by another sample"}
-            incident = self._failure_incident(slot, task, failure, done.get(decision or Decision.SKIP, "left out"))
-            self._condemn(task, incident.positions, incident, decision is Decision.REPLACE)
+            replaced = failure.decision is Decision.REPLACE
+            done = "replaced by another sample" if replaced else "left out"
+            incident = self._failure_incident(slot, task, failure, done)
+            self._condemn(task, incident.positions, incident, replaced)
+
+    def _task_retried(self, event: r.TaskRetried, now: float) -> None:
+        task = self._current(event.slot, event.incarnation, event.seq)
+        if task is not None:
+            self.retries += 1
+            incident = self._failure_incident(self.slots[event.slot], task, event.failure, "retried")
+            self._do(r.ReportIncident(incident))
 
     def _failure_incident(self, slot: Slot, task: Task, failure: Failure, action: str) -> Incident:
         return incidents.of_failure(slot, task, failure, action, self.policy.retries + 1)
@@ -465,9 +469,6 @@ class Machine:
     def _source_doubted(self, event: r.SourceDoubted, now: float) -> None:
         if self._current(event.slot, event.incarnation, event.seq) is not None:
             self._heed(self.breaker.doubted(event, now))
-
-    def _source_probed(self, event: r.SourceProbed, now: float) -> None:
-        self._heed(self.breaker.probed(event, now))
 
     def _heed(self, actions: list[Action]) -> None:
         """What the breaker says is done."""

@@ -45,6 +45,7 @@ class Kind(enum.IntEnum):
     CREPT = 25
     DOUBT = 26
     PROBED = 27
+    RETRIED = 28
     # trainer → zygote
     FORK = 32
     KILL = 33

@@ -150,6 +150,10 @@ class Desk:
         self.box.enter(Stage.WAITING, seq, failure.position)
         return Decision(bytes(self._consult(Kind.ASK, seq, failure, Kind.ANSWER)).decode())
 
+    def tell_retry(self, seq: int, failure: Failure) -> None:
+        """At once, not with the batch: whoever dies at the next attempt cannot tell any more."""
+        self._channel.send(Kind.RETRIED, seq, 0, [wire.dump(failure)])
+
     def doubt(
         self, seq: int, failure: Failure, samples: tuple[str, ...], positions: tuple[int, ...], proven: bool
     ) -> AnswerDoubt:

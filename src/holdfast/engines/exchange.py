@@ -245,6 +245,8 @@ class Exchange:
             news.append((r.TaskErrored(slot, incarnation, frame.seq, failure, side.failures, bool(frame.extra)), None))
         elif kind == Kind.ASK:
             news.append((r.DecisionAsked(slot, incarnation, worker.pid, frame.seq, wire.load(frame.body)), None))
+        elif kind == Kind.RETRIED:
+            news.append((r.TaskRetried(slot, incarnation, frame.seq, wire.load(frame.body)), None))
         elif kind == Kind.DOUBT:
             news.append((r.SourceDoubted(slot, incarnation, worker.pid, frame.seq, *wire.load(frame.body)), None))
         elif kind == Kind.PROBED:

@@ -140,6 +140,10 @@ class InlineEngine:
         assert self.door is not None
         return self.door.decide_failure(seq, failure)
 
+    def tell_retry(self, seq: int, failure: Failure) -> None:
+        assert self.runner is not None
+        self.runner.tell(r.TaskRetried(0, 1, seq, failure))  # at rest, as in `_consult`
+
     def doubt(
         self, seq: int, failure: Failure, samples: tuple[str, ...], positions: tuple[int, ...], proven: bool
     ) -> r.AnswerDoubt:

@@ -166,8 +166,9 @@ class LoaderJob:
         if decision is Decision.RAISE:
             raise TaskFailed(failure)
         if decision is Decision.RETRY:
-            self.desk.dealt_with.append(failure)
             self.desk.box.enter(Stage.WAITING, seq, position)
+            if not self._dirty:  # a probe's failures are nobody's: its batch is made again
+                self.desk.tell_retry(seq, failure)
             time.sleep(pause_s(policy, attempt, hash(key) & 0xFFFF))
         return failure
 

@@ -112,7 +112,10 @@ class MapJob(LoaderJob):
         try:
             task = tasks.decode_map(body)
         except Exception as problem:  # a batch sampler that drew something which is no list of indices
-            self.desk.dealt_with.append(self.judge(problem, seq, Stage.FETCHING, -1))
+            failure = self.judge(problem, seq, Stage.FETCHING, -1)
+            while failure.decision is Decision.RETRY:  # it is as wrong as before
+                failure = self.judge(problem, seq, Stage.FETCHING, -1)
+            self.desk.dealt_with.append(failure)
             self.desk.send_empty(seq)
             return
         live = dict(task.live)
@@ -264,13 +267,12 @@ class MapJob(LoaderJob):
     ) -> None:
         """Find out whether it is the source that fails; if so, wait for it and do the batch again."""
         dealt_with = self.desk.dealt_with
-        lost = [f for f in dealt_with if f.decision is not Decision.RETRY]
-        if not self._source.is_unsure or not (lost or failure):
+        if not self._source.is_unsure or not (dealt_with or failure):
             return
-        positions = tuple(dict.fromkeys((*(f.position for f in lost), *positions)))
-        if not self._source.was_gone(self.desk, seq, failure or lost[-1], positions):
+        positions = tuple(dict.fromkeys((*(f.position for f in dealt_with), *positions)))
+        if not self._source.was_gone(self.desk, seq, failure or dealt_with[-1], positions):
             return
-        dealt_with[:] = [f for f in dealt_with if f.decision is Decision.RETRY]
+        dealt_with.clear()
         self._attempts = {key: n for key, n in self._attempts.items() if key[0] != seq}
         live.clear()
         live.update(task.live)

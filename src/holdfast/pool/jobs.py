@@ -182,8 +182,8 @@ class PoolJob:
         policy, attempt = self.policy, 1
         while isinstance(error, policy.retry_on) and attempt <= policy.retries:
             failure = failures.capture(error, Stage.FETCHING, position)
-            self.desk.dealt_with.append(replace(failure, attempts=attempt, decision=Decision.RETRY))
             self.desk.box.enter(Stage.WAITING, seq, position)
+            self.desk.tell_retry(seq, replace(failure, attempts=attempt, decision=Decision.RETRY))
             time.sleep(pause_s(policy, attempt, hash((seq, position)) & 0xFFFF))
             attempt += 1
             self.desk.box.enter(Stage.FETCHING, seq, position)
