@@ -1,15 +1,17 @@
 """What being watched costs: `watching.py [rounds]`.
 
-Three ways take turns: nothing is published (HOLDFAST_BOARD=0), a job publishes and nobody looks, and two viewers look:
-one as `holdfast top` does, twice a second, one as a Prometheus scrape does, once a second. Batches per second, and
-processor time per batch of the trainer and of its workers (viewers are not counted): that says more where other
-programs run beside. The median of the rounds' ratios counts.
+Three ways take turns: nothing is published (HOLDFAST_BOARD=0), a job publishes and nobody looks, and it is watched by
+`holdfast top`, `holdfast dash` with a page open, and a Prometheus scrape per second (viewers.py). Batches per second,
+and processor time per batch of the trainer and of its workers, which viewers are not part of; beside them, what the
+viewers use themselves, of one processor. Where all processors are busy, as here, viewers take theirs from the job: that
+is in the batches per second, not in the processor time. The median of the rounds' ratios counts.
 """
 
 from __future__ import annotations
 
 import gc
 import itertools
+import json
 import logging
 import os
 import resource
@@ -23,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from loaders import supervised
@@ -30,35 +33,37 @@ from machine import write
 from measuring import WARM_UP, make
 from workloads import Workload, workloads
 
-ROUNDS = 25
-WORDS = ("rows", "tokens")
+ROUNDS = 15
 WAYS = ("off", "published", "watched")
-BATCHES = 2000
-VIEWER = """
-import sys, time
-from holdfast._metrics import viewing
-after = {}
-while True:
-    for job in viewing.jobs():
-        job.snapshot()
-        _, after[job.key] = job.events(after.get(job.key, 0))
-    time.sleep(float(sys.argv[1]))
-"""
+BATCHES = {"rows": 20_000, "tokens": 4_000}  # some seconds each
+VIEWERS = Path(__file__).with_name("viewers.py")
 
 
 @contextmanager
-def watched(way: str) -> Iterator[None]:
+def watched(way: str, shares: list[float]) -> Iterator[None]:
+    """In this way; how much of a processor the viewers use is added to `shares`."""
     os.environ["HOLDFAST_BOARD"] = "0" if way == "off" else "1"
-    viewers = [
-        subprocess.Popen([sys.executable, "-c", VIEWER, interval])
-        for interval in (("0.5", "1.0") if way == "watched" else ())
-    ]
-    try:
+    if way != "watched":
         yield
-    finally:
-        for viewer in viewers:
-            viewer.kill()
-            viewer.wait()
+        return
+    with subprocess.Popen(
+        [sys.executable, str(VIEWERS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as viewers:
+        assert viewers.stdout is not None
+        assert viewers.stdin is not None
+        assert viewers.stdout.readline() == "ready\n"
+        before, began = used_s(viewers.pid), time.perf_counter()
+        yield
+        shares.append((used_s(viewers.pid) - before) / (time.perf_counter() - began))
+        viewers.stdin.close()
+        looks = json.loads(viewers.stdout.read())
+        assert all(looks.values()), f"somebody did not look: {looks}"
+
+
+def used_s(pid: int) -> float:
+    """Processor time of a process and of its children."""
+    first = psutil.Process(pid)
+    return sum(sum(each.cpu_times()[:2]) for each in (first, *first.children(recursive=True)))
 
 
 def children_s() -> float:
@@ -88,22 +93,23 @@ def main(rounds: int) -> None:
         os.environ["HOLDFAST_RUNTIME"] = str(Path(folder, "runtime"))
         for workload in workloads(Path(folder)):
             name = workload.name.partition(":")[0]
-            if name not in WORDS:
+            if name not in BATCHES:
                 continue
-            dataset = make(workload, WARM_UP + BATCHES)
+            dataset = make(workload, WARM_UP + BATCHES[name])
+            shares: list[float] = []
             found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
             for number in range(rounds):
                 turn = number % len(WAYS)
                 for way in (*WAYS, *WAYS)[turn : turn + len(WAYS)]:
-                    with watched(way):
-                        found[way].append(measured(workload, dataset, BATCHES))
-            row = result["rows"][name] = {"values": found, "ratios": {}}
+                    with watched(way, shares):
+                        found[way].append(measured(workload, dataset, BATCHES[name]))
+            row = result["rows"][name] = {"values": found, "viewers": shares, "ratios": {}}
             for way in WAYS[1:]:
                 row["ratios"][way] = {what: spread(found[way], found["off"], what) for what in found[way][0]}
                 told = [f"{what} {' … '.join(map('{:.3f}'.format, it))}" for what, it in row["ratios"][way].items()]
                 print(f"{name:<7} {way:<9} against off, quartiles of ratios: {', '.join(told)}", flush=True)
             usual = {what: statistics.median(each[what] for each in found["off"]) for what in found["off"][0]}
-            print(f"{name:<7} off       {usual}", flush=True)
+            print(f"{name:<7} off       {usual}, viewers {statistics.median(shares):.3f} of a processor", flush=True)
             where = write("watching", result)
     print(f"written to {where}")
 
