@@ -75,27 +75,28 @@ def command(target: str, output: Path | None, resume: bool, state: Path | None, 
 
     options = {name: value for name, value in options.items() if value is not None}
     try:
-        if state is None:
-            state = states.path_for(found.dataset, options.get("sample"), options.get("shard"), options["seed"])
-        report = checking.check(
-            found.loader if found.loader is not None else found.dataset,
-            output=output,
-            state_file=state,
-            resume=resume,
-            name=target,
-            **options,
-        )
+        with targets.outputs_aside():
+            if state is None:
+                state = states.path_for(found.dataset, options.get("sample"), options.get("shard"), options["seed"])
+            report = checking.check(
+                found.loader if found.loader is not None else found.dataset,
+                output=output,
+                state_file=state,
+                resume=resume,
+                name=target,
+                **options,
+            )
     except KeyboardInterrupt:
         click.echo("interrupted; the same command with --resume goes on from here", err=True)
-        raise SystemExit(INTERRUPTED) from None
+        targets.leave(INTERRUPTED)
     except (TooManyFaultsError, WorkerStartError) as error:
         click.echo(f"{type(error).__name__}: {error}\n", err=True)
         click.echo("the check could not be finished; the same command with --resume goes on from here", err=True)
-        raise SystemExit(UNFINISHED) from None
+        targets.leave(UNFINISHED)
     except Exception as error:
         if hasattr(error, "incident") or not isinstance(error, (TypeError, ValueError, OSError)):
             click.echo(f"{type(error).__name__}: {error}", err=True)  # out of a worker that could not begin
-            raise SystemExit(UNFINISHED) from None
+            targets.leave(UNFINISHED)
         raise click.UsageError(str(error)) from None
     if as_json:
         click.echo(report.to_json())
@@ -103,5 +104,4 @@ def command(target: str, output: Path | None, resume: bool, state: Path | None, 
         click.echo("\n".join(reporting.lines(report)))
         if output is not None and report.bad:
             click.echo(f'\n  next      DataLoader(..., quarantine="{output}")   never tries them again')
-    if not report.good:
-        raise SystemExit(BAD)
+    targets.leave(0 if report.good else BAD)
