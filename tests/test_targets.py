@@ -138,7 +138,7 @@ def endless():
     ids=["check", "check a module with a thread", "bench"],
 )
 def test_json_is_all_there_is_on_standard_output(tmp_path, words, answer, said):
-    """Whatever the module prints, here and in workers, as it loads and as it leaves, and though a thread of it stays."""
+    """Whatever the module prints, here and in workers, as it loads and as it leaves, though a thread of it stays."""
     (tmp_path / "loud_data.py").write_text(LOUD)
     path = os.pathsep.join(entry for entry in sys.path if entry)
 

@@ -5,7 +5,8 @@ TARGET is a dataset or DataLoader, or a function that makes one: module:attribut
 \b
   holdfast check data:train                          all samples
   holdfast check data.py:train --output bad.json     and write the bad ones
-                            for DataLoader(quarantine="bad.json")
+                            for DataLoader(quarantine="bad.json") and
+                            holdfast run --quarantine bad.json train.py
   holdfast check data:train --sample 5%              some, evenly spread
   holdfast check data:train --shard 2/8              the second of 8 parts
   holdfast check data:train --resume                 go on after a kill
@@ -20,6 +21,7 @@ Exit status: 0 all good, 1 bad ones found, 2 wrong usage, 3 it could not be fini
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -103,5 +105,7 @@ def command(target: str, output: Path | None, resume: bool, state: Path | None, 
     else:
         click.echo("\n".join(reporting.lines(report)))
         if output is not None and report.bad:
+            named = shlex.quote(str(output))
             click.echo(f'\n  next      DataLoader(..., quarantine="{output}")   never tries them again')
+            click.echo(f"            holdfast run --quarantine {named} …   nor does a program as it is")
     targets.leave(0 if report.good else BAD)
