@@ -7,6 +7,9 @@ Never   a traceback where a sentence is due.
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -103,3 +106,52 @@ def test_a_sentence_says_what_is_wrong_with_a_name(folder, name, words):
 def test_a_file_is_found_whose_name_a_module_has_or_none_can(folder, file, count):
     """Nobody gets Python's own `random` for his."""
     assert len(targets.load(f"{file}:dataset").dataset) == count
+
+
+SHORT = ("--workers", "1", "--prefetch", "2")
+LOUD = """
+import atexit, os, sys, threading
+print("loading")
+atexit.register(print, "leaving")
+class Loud:
+    def __len__(self): return 8
+    def __getitem__(self, index):
+        print("fetching", flush=True)
+        os.write(1, b"natively\\n")
+        return index
+    def __getstate__(self):
+        print("pickling")
+        return {}
+def endless():
+    threading.Thread(target=threading.Event().wait).start()
+    return Loud()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "answer", "said"),
+    [
+        (["check", "loud_data:Loud", "--workers", "1"], ("checked", 8), {"leaving"}),
+        (["check", "loud_data:endless", "--workers", "1", "--start-method", "spawn"], ("checked", 8), {"pickling"}),
+        (["bench", "loud_data:Loud", "--batch-size", "2", "--batches", "2", *SHORT], ("advice", ""), {"leaving"}),
+    ],
+    ids=["check", "check a module with a thread", "bench"],
+)
+def test_json_is_all_there_is_on_standard_output(tmp_path, words, answer, said):
+    """Whatever the module prints, here and in workers, as it loads and as it leaves, though a thread of it stays."""
+    (tmp_path / "loud_data.py").write_text(LOUD)
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "holdfast", *words, "--json"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path, "HOLDFAST_HOME": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert answer in json.loads(ended.stdout).items()
+    assert {"loading", "fetching", "natively", *said} <= set(ended.stderr.split())

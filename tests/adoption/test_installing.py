@@ -171,6 +171,26 @@ def test_incidents_of_every_loader_are_known_when_several_are_at_work():
     assert len(adoption._ledgers) == 2
 
 
+def test_a_file_of_bad_samples_is_obeyed_by_the_loaders_that_it_is_of(tmp_path, caplog):
+    """With workers and without, nothing of it is tried; another dataset's loader is told of once, and goes on."""
+    file = tmp_path / "bad.json"
+    holdfast.check(Faulty(), workers=1, start_method="fork", output=file)
+    caplog.clear()
+    with holdfast.installed(quarantine=file) as adoption:
+        assert indices(DataLoader(Faulty(), batch_size=4, num_workers=2)) == LEFT
+        assert indices(DataLoader(Faulty(), batch_size=4)) == LEFT
+        assert not caplog.records
+        for workers in (1, 0, 1):
+            assert indices(DataLoader(Sound(), batch_size=4, num_workers=workers)) == list(range(SIZE))
+    with holdfast.installed(), pytest.raises(ValueError, match="sample 9 is bad"):
+        indices(DataLoader(Faulty(), batch_size=4))
+
+    assert not adoption.incidents
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"{file} was made for another dataset (")
+    assert "it was a Faulty, and is a Sound. It does not count for the loader of this Sound: all samples" in said
+
+
 def test_it_is_said_once_when_a_class_makes_its_own_iterator(caplog):
     """Those are left alone, and work as ever."""
     caplog.set_level(logging.WARNING, "holdfast")
@@ -224,6 +244,8 @@ def test_the_inner_one_counts_when_installations_are_nested(monkeypatch):
         ({"faults": "ignore"}, 'faults must be "raise", "skip", "replace" or a callable'),
         ({"retries": 3}, "takes no option 'retries'; it takes describe"),
         ({"memory_limit": "much"}, "memory_limit must be a size"),
+        ({"quarantine": "no-such.json"}, "there is no quarantine file no-such.json; make it with `holdfast check"),
+        ({"quarantine": 7}, "quarantine must be a file by `holdfast check`, or several, got 7"),
     ],
 )
 def test_a_wrong_option_is_an_error_when_it_is_installed(wrong, said):

@@ -13,12 +13,14 @@ import re
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+import holdfast
 from holdfast.adoption import launching, options
 from holdfast.cli import main
 
@@ -97,6 +99,24 @@ def test_a_program_finishes_and_sums_up_when_samples_are_bad():
     assert told[2].startswith(f"  journal  {os.environ['HOLDFAST_HOME']}")
 
 
+def test_samples_that_a_check_found_are_not_tried_by_an_unchanged_program(tmp_path, monkeypatch):
+    """Nor in a Python that it starts; then nothing happens, and nothing is said. A variable says the same."""
+    monkeypatch.setitem(sys.modules, "train", module := types.ModuleType("train"))
+    exec((PROGRAMS / "train.py").read_text(), vars(module))
+    for shard in (1, 2):
+        file = tmp_path / f"{shard}.json"
+        holdfast.check(module.Samples(True), workers=1, start_method="fork", shard=(shard, 2), output=file)
+
+    obeyed = ended(
+        *RUN, "--quarantine", "1.json", "--quarantine=2.json", str(PROGRAMS / "train.py"), "fork", "twice", cwd=tmp_path
+    )
+    half = ended(*RUN, "train.py", "fork", environment={"HOLDFAST_QUARANTINE": str(tmp_path / "1.json")})
+
+    assert (obeyed.returncode, obeyed.stdout, obeyed.stderr) == (0, f"{LEFT}\n{LEFT}\n", "")
+    assert half.returncode == 1
+    assert "sample 9 is bad" in half.stderr
+
+
 def test_the_error_says_what_to_run_when_nothing_was_said_about_faults():
     """Bad samples raise by default; the loader may be a library's, so the advice is about the command."""
     raised = ended(*RUN, "train.py", "fork")
@@ -173,6 +193,12 @@ def test_little_is_imported_when_a_python_starts():
         (["--retry-on", "NoSuchError", "train.py"], "takes names of exceptions, such as OSError"),
         (["--memory-limit", "much", "train.py"], "memory_limit must be a size"),
         (["--share-dataset=perhaps", "train.py"], "HOLDFAST_SHARE_DATASET must be 1 or 0"),
+        (
+            ["--quarantine", "none.json", "train.py"],
+            f"there is no quarantine file {os.path.abspath('none.json')}; make",
+        ),
+        (["--quarantine", __file__, "train.py"], f"{__file__} is no quarantine file: it is no JSON"),
+        (["--quarantine=", "train.py"], "--quarantine= names no file"),
         (["--max-bad"], "--max-bad needs a value"),
         (["-x", "train.py"], "options of python go behind --"),
         ([], "say what to run"),

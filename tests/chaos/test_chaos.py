@@ -13,11 +13,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
 from holdfast.cli import main
 from holdfast.testing.faults import CATALOGUE
+from holdfast.testing.surroundings import NotPossibleError, check_mounting
 
 PROGRAMS = Path(__file__).with_name("programs")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
@@ -93,6 +95,46 @@ def test_bad_samples_are_excused_and_killed_workers_cost_nothing(tmp_path):
 
 
 @pytest.mark.faults
+def test_nothing_is_lost_when_sources_and_networks_fail_under_burdens(tmp_path):
+    """For a while and for all samples; the breaker waits for them. The disk is full only for the program."""
+    full = tmp_path / "full"
+    tables = {
+        "outage": 'for = "1s"\nfrom = 0\nloaders = [1]\nerror = "TimeoutError: no answer"',
+        "network": 'for = "1s"\nfrom = "0s"',
+        "memory": 'for = "1s"\nsize = "32MiB"',
+        "cpus": "count = 1",
+        **({"disk": f'size = "64KiB"\nfolder = "{full}"'} if _can_mount() else {}),
+    }
+    (tmp_path / "plan.toml").write_text(
+        "\n".join(f'[[surroundings]]\nkind = "{kind}"\n{more}' for kind, more in tables.items())
+    )
+    before = psutil.Process().children(recursive=True)
+
+    words = ("--plan", str(tmp_path / "plan.toml"), "--keep", str(tmp_path / "kept"), "--json")
+    report = json.loads(chaos(*words, "remote.py", str(full)).stdout)
+    rows = {row["fault"]: row for row in report["holdfast"]["rows"]}
+
+    assert (report["undone"], report["holdfast"]["lost"]) == ([], 0)
+    assert report["holdfast"]["received"] == report["holdfast"]["expected"] == 120
+    assert rows.keys() == tables.keys()
+    assert all((row["injected"], row["survived"], row["lost"]) == (1, 1, 0) for row in rows.values())
+    assert {name for name, row in rows.items() if row["noticed"]} == {"outage", "network"}
+    assert all(rows[name]["recovery_p50_s"] > 0 for name in ("outage", "network"))
+    said = (tmp_path / "kept" / "faults" / "out").read_text()
+    assert said == ("[Errno 28] No space left on device\n" if "disk" in tables else "")
+    assert (tmp_path / "kept" / "plain" / "out").read_text() == ""
+    assert psutil.Process().children(recursive=True) == before
+
+
+def _can_mount() -> bool:
+    try:
+        check_mounting()
+    except NotPossibleError:
+        return False
+    return True
+
+
+@pytest.mark.faults
 def test_what_a_policy_gives_up_is_lost_and_said():
     """Without retries a transient fault costs its sample: that is a loss, and the status says so."""
     ended = chaos("--faults", "kill:3", "--seed", "1", *PROGRAM, status=1, HOLDFAST_RETRIES="0")
@@ -125,6 +167,9 @@ def test_nothing_is_said_of_a_program_that_fails_by_itself_or_has_no_loader():
         (("--plan", "no.toml", "train.py"), "no.toml cannot be read: No such file"),
         (("--plan", "no.toml", "--faults", "segv", "train.py"), "choose one"),
         (("--kill-every", "soon", "train.py"), "is no span of time"),
+        (("--faults", "memory:100TiB", "train.py"), "asks for 100 TiB, and"),
+        (("--faults", "memory", "train.py"), "how much memory?"),
+        (("--faults", "segv", "--", "no-such-command"), "no-such-command: No such file or directory"),
     ],
 )
 def test_wrong_usage_is_told_before_anything_runs(words, said):

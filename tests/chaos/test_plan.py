@@ -7,16 +7,19 @@ Never   a fault.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
 import pytest
 
 from holdfast.incident import Exit, Incident, IncidentKind, InHand
+from holdfast.testing import around, survival
 from holdfast.testing import plan as plans
-from holdfast.testing import survival
+from holdfast.testing.around import Surrounding
 from holdfast.testing.faults import CATALOGUE
-from holdfast.testing.plan import PlanError, Planned
+from holdfast.testing.plan import Planned
+from holdfast.testing.plan_words import PlanError
 
 
 def test_a_list_of_faults_says_how_many_how_often_and_when():
@@ -30,6 +33,44 @@ def test_a_list_of_faults_says_how_many_how_often_and_when():
         Planned("bus"),
     )
     assert [planned.fault for planned in plans.parse_faults("all")] == list(CATALOGUE)
+
+
+def test_what_is_around_a_program_may_stand_in_the_list():
+    """From when and for how long; a plan keeps it apart from faults of samples."""
+    text = "outage,segv,network@1s:3s,memory@500ms:64MiB:10s,cpus:2,disk:2MiB,memory:50%"
+
+    plan = plans.Plan(plans.parse_faults(text), busy_cpus=3, seed=4)
+
+    assert plan.faults == (Planned("segv"),)
+    assert plan.around == (
+        Surrounding("outage"),
+        Surrounding("network", from_s=1.0, for_s=3.0),
+        Surrounding("memory", from_s=0.5, for_s=10.0, size="64MiB"),
+        Surrounding("cpus", count=2),
+        Surrounding("disk", size="2MiB"),
+        Surrounding("memory", size="50%"),
+        Surrounding("cpus", count=3),
+    )
+    assert dataclasses.replace(plan, seed=5).around == plan.around
+    assert {"ConnectionRefusedError", "OSError"} <= set(plan.errors)
+    with pytest.raises(PlanError, match="'outage:3%': for: '3%' is no span of time"):
+        plans.parse_faults("outage:3%")
+    with pytest.raises(PlanError, match="'4s' in 'outage:3s:4s' says nothing: '3s' says for how long already"):
+        plans.parse_faults("outage:3s:4s")
+
+
+def test_what_fails_begins_when_the_seed_says_within_the_time_that_loaders_take():
+    """Unless a moment is given; burdens are there from the beginning."""
+    planned = (Surrounding("outage"), Surrounding("cpus"), Surrounding("network", from_s=7.0, for_s=1.0))
+
+    found = around.timeline(planned, 3, 10.0)
+
+    assert found == around.timeline(planned, 3, 10.0) != around.timeline(planned, 4, 10.0)
+    (_, begins, lasts), *others = found
+    assert (1.0 <= begins <= 6.0, lasts) == (True, 2.0)
+    assert others == [(planned[1], 0.0, None), (planned[2], 7.0, 1.0)]
+    assert around.words(*others[0]) == "cpus to the end"
+    assert around.words(*others[1]) == "network from 7 s for 1 s"
 
 
 def test_samples_are_chosen_by_the_seed():
@@ -53,6 +94,37 @@ def test_samples_are_chosen_by_the_seed():
         ({}, "a plan without faults shows nothing"),
         ({"faults": []}, "there is no key 'faults'; did you mean fault"),
         ({"fault": "segv"}, r"each begun by \[\[fault\]\]"),
+        ({"surroundings": {}}, r"each begun by \[\[surroundings\]\]"),
+        (
+            {"surroundings": [{}]},
+            r'surroundings 1: which kind\? write kind = "memory" \(there are outage, network, memory',
+        ),
+        ({"surroundings": [{"kind": "memroy"}]}, "there is no kind 'memroy'; did you mean memory"),
+        (
+            {"surroundings": [{"kind": "weather"}]},
+            "there is no kind 'weather'; there are outage, network, memory, cpus",
+        ),
+        ({"surroundings": [{"kind": "cpus", "size": 1}]}, "cpus has no 'size'; it has count, from, for"),
+        ({"surroundings": [{"kind": "cpus", "count": 0}]}, "surroundings 1: count must be at least 1"),
+        ({"surroundings": [{"kind": "memory"}]}, "surroundings 1: how much memory\\? give a size, such as 500MiB"),
+        ({"surroundings": [{"kind": "memory", "size": "lots"}]}, 'size must be a size such as "24GiB" or a share'),
+        ({"surroundings": [{"kind": "disk", "from": "5s"}]}, "disk has no 'from'; it has size, folder"),
+        ({"surroundings": [{"kind": "outage", "for": "soon"}]}, "for: 'soon' is no span of time; write 90s"),
+        ({"surroundings": [{"kind": "outage", "for": 0}]}, 'for is written 5 or "5s", and is more than 0, got 0'),
+        ({"surroundings": [{"kind": "outage", "from": -1}]}, 'from is written 5 or "5s", and is at least 0, got -1'),
+        ({"surroundings": [{"kind": "outage", "error": "OhNo"}]}, "'OhNo' is none of Python's exceptions"),
+        (
+            {"surroundings": [{"kind": "outage", "loaders": 0}]},
+            r"loaders must be a list of whole numbers, such as \[0, 2\]",
+        ),
+        (
+            {"fault": [{"fault": "outage"}]},
+            r'outage is no fault of a sample; write \[\[surroundings\]\] and kind = "outage"',
+        ),
+        ({"fault": [{"fault": "kill", "samples": 5}]}, r"fault 1: samples are a list, such as \[18, 40\], got 5"),
+        ({"fault": [{"fault": "kill", "share": [1]}]}, r'fault 1: a share is written "2%" or 0.02, got \[1\]'),
+        ({"fault": [{"fault": "kill", "count": "two"}]}, "fault 1: count must be a whole number, got 'two'"),
+        ({"busy_cpus": -1}, "busy_cpus must be at least 0"),
         ({"fault": [{"share": 0.1}]}, r'fault 1: which one\? write fault = "segv"'),
         ({"fault": [{"fault": "deadlok"}]}, "did you mean deadlock"),
         ({"fault": [{"fault": "zzz"}]}, "there are raise, unpicklable, segv"),
@@ -160,6 +232,34 @@ def test_a_fault_is_noticed_and_survived_by_whoever_goes_on_in_its_place():
     assert (rows["kill"].noticed, rows["kill"].survived, rows["kill"].recovery_s) == (1, 1, (2.0,))
     assert (rows["raise"].injected, rows["raise"].noticed, rows["raise"].survived) == (2, 1, 2)
     assert rows["hang"].noticed == 0
+
+
+def test_what_is_around_a_program_has_rows_of_its_own():
+    """An outage counts if a sample met it, and is over when batches come again; a burden is nothing to be noticed."""
+    story = notes(
+        ("begun", {}),
+        ("began", {"kind": "cpus", "place": 0, "fails": False}),
+        ("began", {"kind": "outage", "place": 1, "fails": True}),
+        ("fired", {"fault": "outage", "key": 2, "pid": 10}),
+        ("over", {"place": 1}),
+        ("began", {"kind": "network", "place": 2, "fails": True}),
+        ("over", {"place": 2}),
+        ("drawn", {"keys": [0, 1, 2, 3]}),
+        *batch(0, 1, 3),
+        ("ended", {}),
+    )
+    opened = Incident(IncidentKind.BREAKER, 0, 0, 10, 0, InHand(), indices=(2,))
+
+    rows = {row.fault: row for row in judged(story, incidents=(opened,)).rows}
+    died = {row.fault: row for row in survival.judge(story, PLAIN, None, set(), 1).rows}
+
+    assert list(rows) == ["outage", "network", "cpus"]
+    outage = rows["outage"]
+    assert (outage.injected, outage.noticed, outage.survived, outage.lost, outage.recovery_s) == (1, 1, 1, 1, (5.0,))
+    assert (rows["cpus"].injected, rows["cpus"].noticed, rows["cpus"].recovery_s) == (1, None, ())
+    assert rows["network"].injected == 0
+    assert judged(story).rows[0].noticed == 0
+    assert (died["outage"].noticed, died["outage"].survived, died["cpus"].survived) == (None, 1, 0)
 
 
 def test_a_worker_that_goes_on_in_a_program_that_dies_has_survived_nothing():

@@ -46,6 +46,10 @@ class _FastaiView(View):
         return _Items(self.d)
 
     @property
+    def checked(self) -> Any:
+        return self.d.dataset
+
+    @property
     def collate_fn(self) -> Any:
         return _Batches(self.d)
 

@@ -111,7 +111,7 @@ def _check(options: dict[str, Any]) -> None:
     from holdfast import limits, settings
 
     known = {"faults", "describe", "on_incident", "worker_threads", "memory_limit", "memory_budget"}
-    known |= {"recycle_after", "share_dataset"}
+    known |= {"recycle_after", "share_dataset", "quarantine"}
     for name in options:
         if name not in known:
             raise TypeError(f"install() takes no option {name!r}; it takes {', '.join(sorted(known))}")
@@ -121,6 +121,10 @@ def _check(options: dict[str, Any]) -> None:
     settings.check_threads(options.get("worker_threads", 1))
     limits.limits_of(options.get("memory_limit"), options.get("recycle_after"))
     limits.budget_of(options.get("memory_budget"))
+    if options.get("quarantine") is not None:
+        from holdfast.loader import quarantine_file
+
+        quarantine_file.check(options["quarantine"])
 
 
 def _withdraw(adoption: Adoption) -> None:
@@ -193,16 +197,17 @@ def _without_workers(owner: type, theirs: Any) -> Any:
 
 
 def _deals_with_exceptions(loader: Any) -> bool:
-    """Whether the policy has something to say where there are no workers. One that raises is torch's own way."""
+    """Whether there is something to be done where there are no workers. A policy that raises is torch's own way."""
     adoption = _adoptions[-1]
-    if "faults" not in adoption.options:
+    if not adoption.options.keys() & {"faults", "quarantine"}:
         return False
     from holdfast.adoption import iterators
 
     if iterators.is_ours(loader):
         return False
-    policy = adoption._view(loader)._policy
-    return bool(policy.on_error != "raise" or policy.retry_on)
+    view = adoption._view(loader)
+    policy = view._policy
+    return bool(policy.on_error != "raise" or policy.retry_on or view._ledger.quarantine.has_foreseen)
 
 
 def _starts_processes(context: Any) -> bool:

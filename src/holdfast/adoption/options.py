@@ -19,7 +19,7 @@ from holdfast.settings import FaultPolicy, check_threads
 
 PREFIX = "HOLDFAST_"
 # faults=, and the options of DataLoader that a text can say.
-LOADER_OPTIONS = ("worker_threads", "memory_limit", "memory_budget", "recycle_after", "share_dataset")
+LOADER_OPTIONS = ("worker_threads", "memory_limit", "memory_budget", "recycle_after", "share_dataset", "quarantine")
 POLICY_OPTIONS = tuple(field.name for field in dataclasses.fields(FaultPolicy) if field.name != "on_error")
 NAMES = ("faults", *POLICY_OPTIONS, *LOADER_OPTIONS)
 
@@ -46,6 +46,10 @@ def loader_options(texts: Mapping[str, str]) -> dict[str, Any]:
         limits.limits_of(values.get("memory_limit"), values.get("recycle_after"))
         limits.budget_of(values.get("memory_budget"))
         check_threads(values.get("worker_threads", 1))
+        if "quarantine" in values:
+            from holdfast.loader import quarantine_file
+
+            quarantine_file.check(values["quarantine"])
     except (ValueError, TypeError) as error:
         named = ", ".join(f"{variable(name)}={text}" for name, text in texts.items())
         raise type(error)(f"{error} (from {named})") from None
@@ -55,6 +59,8 @@ def loader_options(texts: Mapping[str, str]) -> dict[str, Any]:
 def _value(name: str, text: str) -> Any:
     if name == "retry_on":
         return tuple(_exception(word.strip()) for word in text.split(",") if word.strip())
+    if name == "quarantine":
+        return tuple(path for path in text.split(os.pathsep) if path)
     word = text.lower()
     if name == "share_dataset":
         if word in ("1", "true", "yes", "on", "0", "false", "no", "off"):
@@ -88,7 +94,9 @@ def _exception(name: str) -> type[BaseException]:
 def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Options at the beginning of a command line, as texts by name, and what follows them.
 
-    Every option has a value, behind it or after «=», except --share-dataset and --dash.
+    Every option has a value, behind it or after «=», except --share-dataset and --dash. The last one of a name counts,
+    except that files of --quarantine are obeyed together; they are told by their whole names, for a program may go
+    elsewhere.
     """
     texts: dict[str, str] = {}
     rest = list(words)
@@ -106,5 +114,10 @@ def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             if not rest:
                 raise ValueError(f"{word} needs a value")
             text = rest.pop(0)
+        if name == "quarantine":
+            given = [os.path.abspath(path) for path in text.split(os.pathsep) if path]
+            if not given:
+                raise ValueError(f"{word} names no file; make one with `holdfast check module:dataset --output FILE`")
+            text = os.pathsep.join([*([texts[name]] if name in texts else []), *given])
         texts[name] = text
     return texts, rest

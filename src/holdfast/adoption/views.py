@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from holdfast.loader import quarantine_file
 from holdfast.loader.dataloader import DataLoader
 
 # What every loader of torch's has, and an adopted one has itself; and what is a property of ours under that name.
@@ -24,10 +25,19 @@ class View:
 
     def __init__(self, loader: Any, options: dict[str, Any]) -> None:
         # A loader of ours, over nothing, checks the options and has all that our iterators ask for.
-        lender: DataLoader[Any] = DataLoader(range(0), **options)  # type: ignore[arg-type]
+        lendable = {name: value for name, value in options.items() if name != "quarantine"}
+        lender: DataLoader[Any] = DataLoader(range(0), **lendable)  # type: ignore[arg-type]
         lent = {name: value for name, value in vars(lender).items() if name not in _TORCHS}
         lent |= {"_loader": weakref.ref(loader), "_options": options}
         vars(self).update(lent)
+        files = options.get("quarantine")
+        if files is not None:
+            quarantine_file.obey_where_it_fits(files, self, self.checked)
+
+    @property
+    def checked(self) -> Any:
+        """The dataset as `holdfast check` would have seen it."""
+        return self.dataset
 
     def __getattr__(self, name: str) -> Any:
         loader = vars(self)["_loader"]()

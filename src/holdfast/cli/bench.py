@@ -82,11 +82,12 @@ def command(target: str, as_json: bool, **options: Any) -> None:
     from holdfast.measuring import bench as measuring
 
     try:
-        report = measuring.bench(found.loader if found.loader is not None else found.dataset, name=target, **options)
+        with targets.outputs_aside():
+            subject = found.loader if found.loader is not None else found.dataset
+            report = measuring.bench(subject, name=target, **options)
     except KeyboardInterrupt:
-        raise SystemExit(INTERRUPTED) from None
+        targets.leave(INTERRUPTED)
     except (TypeError, ValueError, OSError, ModuleNotFoundError) as error:
         raise click.UsageError(str(error)) from None
     click.echo(report.to_json() if as_json else str(report))
-    if report.recommended is None:
-        raise SystemExit(NOTHING_MEASURED)
+    targets.leave(0 if report.recommended is not None else NOTHING_MEASURED)

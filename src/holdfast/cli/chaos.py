@@ -25,12 +25,21 @@ A list of faults:
                   hang, deadlock, spin, stop, slow, leak, leak-descriptors,
                   leave-processes
 
+\b
+What is around the program may stand in it, too:
+  outage:3s       the source of all samples is gone for 3 s
+  network:3s      workers' connections are refused for 3 s
+  memory:500MiB   another process holds so much
+  cpus:2          two others compute without end
+  disk:1MiB       the program's TMPDIR has room for so much; as root
+  cpus@5s:2:10s   from 5 s on, for 10 s
+
 HOLDFAST_… variables set the policy as under `holdfast run`. Unless they say otherwise, injected exceptions are tried
 again, and a sample may take 5 s where the plan has hangs.
 
 Exit status: 0 nothing was lost and the program ended well, 1 something was lost, came twice, or the program failed
-under faults, 2 wrong usage, 3 the program fails without any faults, or has no loader with workers, 130 it was
-interrupted.
+under faults, 2 wrong usage, 3 the program fails without any faults, or has no loader with workers, or what the plan has
+around it cannot be had here, 130 it was interrupted.
 """
 
 from __future__ import annotations
@@ -46,6 +55,8 @@ import click
 from holdfast.adoption import launching
 from holdfast.testing import chaos
 from holdfast.testing import plan as plans
+from holdfast.testing.plan_words import PlanError, seconds
+from holdfast.testing.surroundings import NotPossibleError
 
 _LOST, _NOTHING_SAID, _INTERRUPTED = 1, 3, 130
 _FLAGS = ("--json", "-h", "--help")
@@ -85,8 +96,8 @@ def command(
     try:
         plan = _plan(**given)
         launching.command_of(list(words))
-        limit_s = None if limit is None else plans.seconds(limit)
-    except (plans.PlanError, launching.UsageError, ValueError) as error:
+        limit_s = None if limit is None else seconds(limit)
+    except (PlanError, launching.UsageError, ValueError) as error:
         raise click.UsageError(str(error)) from None
     begun = time.monotonic()
 
@@ -100,10 +111,15 @@ def command(
         sys.exit(_NOTHING_SAID)
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
+    except NotPossibleError as error:
+        click.echo(f"holdfast chaos: {error}", err=True)
+        sys.exit(_NOTHING_SAID)
     except OSError as error:
-        raise click.ClickException(f"{error.filename or words[0]}: {error.strerror or error}") from None
+        raise click.UsageError(f"{error.filename or words[0]}: {error.strerror or error}") from None
+    except ValueError as error:  # more memory than there is
+        raise click.UsageError(str(error)) from None
     click.echo(json.dumps(report.to_dict(), indent=2, default=str) if as_json else str(report))
-    sys.exit(0 if report.outcome.is_whole else _LOST)
+    sys.exit(_LOST if not report.outcome.is_whole else _NOTHING_SAID if report.undone else 0)
 
 
 def _plan(
@@ -117,13 +133,13 @@ def _plan(
     said: dict[str, Any] = {
         "seed": seed,
         "policy": policy,
-        "sample_timeout": None if sample_timeout is None else plans.seconds(sample_timeout),
-        "kill_every_s": None if kill_every is None else plans.seconds(kill_every),
+        "sample_timeout": None if sample_timeout is None else seconds(sample_timeout),
+        "kill_every_s": None if kill_every is None else seconds(kill_every),
         "faults": None if faults is None else plans.parse_faults(faults),
     }
     given = {name: value for name, value in said.items() if value is not None}
     if file is None:
         return plans.Plan(**given)
     if faults is not None:
-        raise plans.PlanError("--plan and --faults both say which faults; choose one")
+        raise PlanError("--plan and --faults both say which faults; choose one")
     return dataclasses.replace(plans.load(file), **given)

@@ -5,7 +5,8 @@ TARGET is a dataset or DataLoader, or a function that makes one: module:attribut
 \b
   holdfast check data:train                          all samples
   holdfast check data.py:train --output bad.json     and write the bad ones
-                            for DataLoader(quarantine="bad.json")
+                            for DataLoader(quarantine="bad.json") and
+                            holdfast run --quarantine bad.json train.py
   holdfast check data:train --sample 5%              some, evenly spread
   holdfast check data:train --shard 2/8              the second of 8 parts
   holdfast check data:train --resume                 go on after a kill
@@ -20,6 +21,7 @@ Exit status: 0 all good, 1 bad ones found, 2 wrong usage, 3 it could not be fini
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -75,33 +77,35 @@ def command(target: str, output: Path | None, resume: bool, state: Path | None, 
 
     options = {name: value for name, value in options.items() if value is not None}
     try:
-        if state is None:
-            state = states.path_for(found.dataset, options.get("sample"), options.get("shard"), options["seed"])
-        report = checking.check(
-            found.loader if found.loader is not None else found.dataset,
-            output=output,
-            state_file=state,
-            resume=resume,
-            name=target,
-            **options,
-        )
+        with targets.outputs_aside():
+            if state is None:
+                state = states.path_for(found.dataset, options.get("sample"), options.get("shard"), options["seed"])
+            report = checking.check(
+                found.loader if found.loader is not None else found.dataset,
+                output=output,
+                state_file=state,
+                resume=resume,
+                name=target,
+                **options,
+            )
     except KeyboardInterrupt:
         click.echo("interrupted; the same command with --resume goes on from here", err=True)
-        raise SystemExit(INTERRUPTED) from None
+        targets.leave(INTERRUPTED)
     except (TooManyFaultsError, WorkerStartError) as error:
         click.echo(f"{type(error).__name__}: {error}\n", err=True)
         click.echo("the check could not be finished; the same command with --resume goes on from here", err=True)
-        raise SystemExit(UNFINISHED) from None
+        targets.leave(UNFINISHED)
     except Exception as error:
         if hasattr(error, "incident") or not isinstance(error, (TypeError, ValueError, OSError)):
             click.echo(f"{type(error).__name__}: {error}", err=True)  # out of a worker that could not begin
-            raise SystemExit(UNFINISHED) from None
+            targets.leave(UNFINISHED)
         raise click.UsageError(str(error)) from None
     if as_json:
         click.echo(report.to_json())
     else:
         click.echo("\n".join(reporting.lines(report)))
         if output is not None and report.bad:
+            named = shlex.quote(str(output))
             click.echo(f'\n  next      DataLoader(..., quarantine="{output}")   never tries them again')
-    if not report.good:
-        raise SystemExit(BAD)
+            click.echo(f"            holdfast run --quarantine {named} …   nor does a program as it is")
+    targets.leave(0 if report.good else BAD)

@@ -22,9 +22,7 @@ Exit status: 0 nothing that kills, 1 something will or may kill, 2 wrong usage.
 from __future__ import annotations
 
 import json
-import os
 import sys
-import threading
 import time
 from typing import Any
 
@@ -65,7 +63,7 @@ def command(target: str | None, as_json: bool, cpus: tuple[str, ...], **options:
     finally:
         screen.clear()
     _answer(told, target, as_json)
-    _leave(KILLS if told.kills else 0)
+    targets.leave(KILLS if told.kills else 0)
 
 
 def _answer(told: Examination, target: str | None, as_json: bool) -> None:
@@ -74,16 +72,6 @@ def _answer(told: Examination, target: str | None, as_json: bool) -> None:
         return
     click.echo(f"holdfast doctor{f' {target}' if target else ''}\n")
     click.echo(str(told))
-
-
-def _leave(status: int) -> None:
-    """End, also where the target's module has started a thread that never does."""
-    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-    if any(not thread.daemon for thread in others):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    sys.exit(status)
 
 
 class _Screen:

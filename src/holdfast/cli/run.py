@@ -23,6 +23,7 @@ Options, each also a variable (HOLDFAST_MAX_RESTARTS for --max-restarts):
   --recycle-after 500|1GiB      a fresh worker after so many batches, …
   --worker-threads N            in each worker (1)
   --share-dataset               move large data into shared memory
+  --quarantine FILE             by `holdfast check`: its samples are not tried
   --journal FOLDER|off          where incidents are kept
   --dash                        show it on a web page (`holdfast dash`), too
   … and every other option of FaultPolicy: --sample-timeout, --max-bad, …

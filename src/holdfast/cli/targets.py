@@ -10,17 +10,19 @@ Never   a traceback for what a user can mend; standard output (what the module p
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import importlib.util
 import logging
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -235,3 +237,27 @@ def outputs_aside() -> Iterator[None]:
         except (OSError, ValueError, AttributeError):
             pass  # a stream that is closed, or none at all: then nobody reads it
         yield
+
+
+def leave(status: int) -> NoReturn:
+    """End, with our answer as the last on standard output; also where the target's module has started a thread that
+    never does.
+    """
+    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if any(not thread.daemon for thread in others):
+        _end_output()
+        os._exit(status)
+    # After what the module has registered, and so before that runs.
+    atexit.register(_end_output)
+    sys.exit(status)
+
+
+def _end_output() -> None:
+    """From now on nothing is for whoever reads our answer."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(2, 1)
+    except (OSError, ValueError, AttributeError):
+        pass  # as above
+    sys.stdout = sys.stderr

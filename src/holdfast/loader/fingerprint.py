@@ -3,6 +3,7 @@
 Reads   its class's name, its length, its attributes: of large ones some entries, evenly spread.
 Writes  nothing.
 Never   a sample; a value that differs between two runs of one program: an address, Python's hash, the order of a set.
+        torch, where a file is only read: `holdfast run` does that before the program begins.
 
 What indices point into (attributes that have as many entries as the dataset has samples: file names, labels, the
 `indices` of a Subset) is its *data*: where that differs, index 7 is another sample. All other attributes (a root
@@ -19,9 +20,6 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
-
-import numpy as np
-import torch
 
 _DEPTH = 4  # of objects inside of objects
 _SPREAD = 512  # entries that are looked at of a long list, array or table
@@ -66,6 +64,8 @@ def of(dataset: Any) -> Fingerprint:
 
 def is_stream(dataset: Any) -> bool:
     """Whether its samples come one after the other: as torch has it, and what has no way to be asked for one."""
+    import torch
+
     return isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(type(dataset), "__getitem__")
 
 
@@ -105,6 +105,8 @@ def _note(told: Fingerprint, thing: Any, path: str, depth: int) -> None:
 
 
 def _is_dataset(value: Any) -> bool:
+    import torch
+
     return isinstance(value, torch.utils.data.Dataset) or type(value).__module__.startswith("datasets.arrow_dataset")
 
 
@@ -163,6 +165,9 @@ def _told(value: Any, depth: int) -> str:
 
 
 def _inside(value: Any, depth: int) -> str:
+    import numpy as np
+    import torch
+
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {value.shape} {_of_array(value, depth)}"
     if isinstance(value, torch.Tensor):
@@ -186,6 +191,8 @@ def _inside(value: Any, depth: int) -> str:
 
 
 def _of_array(array: Any, depth: int) -> str:
+    import numpy as np
+
     flat = array.reshape(-1)
     some = flat[:: max(1, len(flat) // _SPREAD)]
     if array.dtype.hasobject:

@@ -15,10 +15,10 @@ import logging
 import os
 import signal as _signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -34,6 +34,15 @@ log = logging.getLogger("holdfast")
 FORMAT = "holdfast quarantine"
 VERSION = 1
 _MOST_NAMED = 5
+
+Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+class OtherDatasetError(QuarantineFileError):
+    """The file is of another dataset: what differs, and what can be done about it."""
+
+    def __str__(self) -> str:
+        return ".\n".join(self.args)
 
 
 @dataclass(frozen=True)
@@ -150,22 +159,57 @@ def load(path: str | os.PathLike[str]) -> QuarantineFile:
     return file
 
 
-def obey(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], loader: Any) -> None:
+def obey(paths: Paths, loader: Any) -> None:
     """Have a loader never try what a file names, or several do. An error where one is of another dataset."""
-    for path in (paths,) if isinstance(paths, (str, os.PathLike)) else paths:
+    for path in _each(paths):
+        _obey(path, loader, loader.dataset, log.warning)
+
+
+def obey_where_it_fits(paths: Paths, loader: Any, dataset: Any) -> None:
+    """The same for one of the loaders of a program, of which not all have the dataset that was checked: one that has
+    another is told of once, and goes on as if there were no file.
+    """
+    for path in _each(paths):
+        try:
+            _obey(path, loader, dataset, _warn_once)
+        except OtherDatasetError as error:
+            kind = type(dataset).__qualname__
+            _warn_once("%s. It does not count for the loader of this %s: all samples are tried", error.args[0], kind)
+
+
+def check(paths: Paths) -> None:
+    """Complain of files that cannot be read."""
+    for path in _each(paths):
+        load(path)
+
+
+def _each(paths: Paths) -> Iterator[str | os.PathLike[str]]:
+    one = isinstance(paths, (str, os.PathLike)) or not isinstance(paths, Iterable)
+    several: Iterable[Any] = (paths,) if one else paths  # type: ignore[assignment]
+    for path in several:
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f"quarantine must be a file by `holdfast check`, or several, got {path!r}")
-        _obey(path, loader)
+        yield path
 
 
-def _obey(path: str | os.PathLike[str], loader: Any) -> None:
+_said: set[str] = set()
+
+
+def _warn_once(text: str, *values: Any) -> None:
+    said = text % values
+    if said not in _said:
+        _said.add(said)
+        log.warning("%s", said)
+
+
+def _obey(path: str | os.PathLike[str], loader: Any, dataset: Any, warn: Callable[..., None]) -> None:
     file = load(path)
-    dataset, workers = loader.dataset, int(loader.num_workers)
+    workers = int(loader.num_workers)
     ids = sample_ids(dataset)
     by_id = ids is not None and all(sample.id is not None for sample in file.samples)
     here = fingerprint.of(dataset)
     if not (by_id and here.kind == file.fingerprint.kind):
-        _compare(path, file, here, workers)
+        _compare(path, file, here, workers, warn)
     action = f"not tried: known bad by {os.fspath(path)}"
     quarantine = loader._ledger.quarantine
     if not by_id:
@@ -179,23 +223,25 @@ def _obey(path: str | os.PathLike[str], loader: Any) -> None:
         quarantine.foresee(index, there.to_incident(action))
     gone = len({sample.id for sample in file.samples}) - len({sample.id for sample in found.values()})
     if gone:
-        log.warning("%d of %d samples in %s are no longer in the dataset", gone, len(file.samples), path)
+        warn("%d of %d samples in %s are no longer in the dataset", gone, len(file.samples), path)
 
 
-def _compare(path: str | os.PathLike[str], file: QuarantineFile, here: Fingerprint, workers: int) -> None:
+def _compare(
+    path: str | os.PathLike[str], file: QuarantineFile, here: Fingerprint, workers: int, warn: Callable[..., None]
+) -> None:
     grave, slight = here.differences(file.fingerprint)
     if file.workers is not None and file.workers != workers:
         grave.append(f"its stream was shared by {file.workers} workers, and num_workers is {workers}")
     made = time.strftime("%Y-%m-%d %H:%M", time.localtime(file.made))
     if grave:
-        raise QuarantineFileError(
-            f"{path} was made for another dataset ({made}): {_listed(grave)}.\n"
+        raise OtherDatasetError(
+            f"{path} was made for another dataset ({made}): {_listed(grave)}",
             "Its indices would name other samples. Check again: holdfast check module:dataset --output "
             f"{path}\n"
-            "or give the dataset a method sample_id(index), such as a file name: a file made then goes by it."
+            "or give the dataset a method sample_id(index), such as a file name: a file made then goes by it.",
         )
     if slight:
-        log.warning(
+        warn(
             "%s was made (%s) when the dataset was not quite the same: %s. Its samples are taken for the same; if "
             "what they are read from has changed, check again",
             path,

@@ -21,7 +21,9 @@ _IN = {
     "holdfast.testing.surroundings": (
         *("NotPossibleError", "busy_cpus", "file_size_limit", "full_disk", "memory_pressure"),
     ),
-    "holdfast.testing.plan": ("Plan", "PlanError", "Planned", "parse_faults"),
+    "holdfast.testing.plan": ("Plan", "Planned", "parse_faults"),
+    "holdfast.testing.plan_words": ("PlanError",),
+    "holdfast.testing.around": ("Surrounding",),
     "holdfast.testing.chaos": ("ProgramFailedError",),
 }
 _HOMES = {name: home for home, names in _IN.items() for name in names}

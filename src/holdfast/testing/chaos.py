@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import random
@@ -20,7 +21,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,10 +33,11 @@ from holdfast._system import processes
 from holdfast._system.lifeline import Lifeline, hold
 from holdfast.adoption import launching
 from holdfast.incident import Incident
-from holdfast.testing import survival
-from holdfast.testing.injecting import VARIABLE, Notes
+from holdfast.testing import around, beside, surroundings, survival
+from holdfast.testing.around import Timeline
+from holdfast.testing.injecting import VARIABLE, number_of
 from holdfast.testing.plan import HANG_TIMEOUT_S, Plan
-from holdfast.testing.survival import KILLS, Outcome, Story
+from holdfast.testing.survival import Outcome, Story
 
 STARTUP = str(Path(__file__).with_name("startup"))
 _PREFIX = "holdfast-chaos-"
@@ -59,10 +60,15 @@ class Report:
     loaders: int
     epochs: int
     left: dict[str, str]  # loaders that no faults were planted in, and why
+    timeline: Timeline = ()  # what was around the program, and when
+    undone: tuple[str, ...] = ()  # what of it could not be had
 
     def to_dict(self) -> dict[str, Any]:
         told: dict[str, Any] = {"command": list(self.command), "seed": self.plan.seed, "policy": self.plan.policy}
-        told |= {"loaders": self.loaders, "epochs": self.epochs, "left": self.left}
+        told |= {"loaders": self.loaders, "epochs": self.epochs, "left": self.left, "undone": list(self.undone)}
+        told["surroundings"] = [
+            {"kind": one.kind, "from_s": begins, "for_s": lasts} for one, begins, lasts in self.timeline
+        ]
         told |= {"holdfast": self.outcome.to_dict()}
         return told | ({"torch": self.torch.to_dict()} if self.torch is not None else {})
 
@@ -78,6 +84,7 @@ class Run:
     story: Story
     incidents: tuple[Incident, ...]
     cried: str  # the end of its standard error
+    undone: tuple[str, ...] = ()
 
 
 def run(
@@ -96,9 +103,14 @@ def run(
     journal of the one with faults.
     """
     arguments = launching.command_of(list(command))
-    with _folder(keep) as folder, _surroundings(plan) as pressed:
+    for one in plan.around:
+        if one.kind == "memory":
+            surroundings.wanted_memory(one.size)
+        elif one.kind == "disk":
+            surroundings.check_mounting()
+    with _folder(keep) as folder:
         tell("without faults")
-        plain = _run(arguments, folder / "plain", plan, None, supervised=True, limit_s=None)
+        plain = _run(arguments, folder / "plain", plan, None, (), supervised=True, limit_s=None)
         if plain.status != 0:
             raise ProgramFailedError(
                 f"the program fails without any faults ({status_words(plain.status)}): nothing can be said about it\n"
@@ -111,10 +123,10 @@ def run(
                 + (f" ({why})" if why else "")
             )
         targets = _targets(plan, plain.story)
-        pressed()
+        timeline = around.timeline(plan.around, plan.seed, plain.story.seconds)
         tell("with faults")
         begun = time.monotonic()
-        ours = _run(arguments, folder / "faults", plan, targets, supervised=True, limit_s=limit_s)
+        ours = _run(arguments, folder / "faults", plan, targets, timeline, supervised=True, limit_s=limit_s)
         took_s = time.monotonic() - begun
         excused = _excused(plan, targets)
         repeats = plan.policy == "replace"
@@ -126,12 +138,13 @@ def run(
         if compare_torch:
             tell("with faults, on stock torch")
             limit = limit_s or max(_LEAST_LIMIT_S, 3 * took_s)
-            theirs = _run(arguments, folder / "torch", plan, targets, supervised=False, limit_s=limit)
+            theirs = _run(arguments, folder / "torch", plan, targets, timeline, supervised=False, limit_s=limit)
             other = survival.judge(
                 theirs.story, plain.story, None, excused, theirs.status, error=_last_line(theirs, limit)
             )
     loaders = {loader for loader, _ in plain.story.epochs}
-    return Report(plan, tuple(command), outcome, other, len(loaders), len(plain.story.epochs), plain.story.left)
+    epochs, left = len(plain.story.epochs), plain.story.left
+    return Report(plan, tuple(command), outcome, other, len(loaders), epochs, left, timeline, ours.undone)
 
 
 # ---------------------------------------------------------------- the plan, on these samples
@@ -141,13 +154,13 @@ def _targets(plan: Plan, plain: Story) -> dict[str, list[tuple[int, Any]]]:
     """For each loader: which of the planned faults at which samples (or at which worker, when it starts)."""
     rng = random.Random(plan.seed)
     found: dict[str, list[tuple[int, Any]]] = {}
-    for number, loader in enumerate(sorted({loader for loader, _ in plain.epochs})):
+    for loader in sorted({loader for loader, _ in plain.epochs}):
         keys = {key for (name, _), epoch in plain.epochs.items() if name == loader for key in epoch.got}
         workers = sorted({worker for name, worker, _, _ in plain.went_on if name == loader})
         samples = sorted(keys, key=lambda key: (str(type(key)), key))
         free = list(samples)
         for place, planned in enumerate(plan.faults):
-            if planned.loaders and number not in planned.loaders:
+            if planned.loaders and number_of(loader) not in planned.loaders:
                 continue
             if planned.moment == "start":
                 chosen = planned.choose(workers, rng)
@@ -176,6 +189,7 @@ def _run(
     folder: Path,
     plan: Plan,
     targets: dict[str, list[tuple[int, Any]]] | None,
+    timeline: Timeline,
     *,
     supervised: bool,
     limit_s: float | None,
@@ -189,9 +203,12 @@ def _run(
         "marks": str(folder / "marks"),
         "planned": [planned.table for planned in plan.faults] if targets else [],
         "targets": targets or {},
+        **_failing(timeline, folder),
     }
     (folder / "orders.json").write_text(json.dumps(orders))
     environment = _environment(plan, folder, supervised)
+    mounts, made = _on_full_disk(timeline, folder, environment)
+    command = [*mounts, *command]
     processes.adopt_orphans()
     lifeline = Lifeline()
     end = lifeline.end()
@@ -208,7 +225,11 @@ def _run(
                 # Before it is the program: there is no moment in which it would outlive us.
                 preexec_fn=functools.partial(hold, end),
             )
-        with _killing(plan.kill_every_s if targets is not None else None, notes, plan.seed):
+        kill_every_s = plan.kill_every_s if targets is not None else None
+        with (
+            beside.killing(kill_every_s, notes, plan.seed),
+            beside.happening(timeline, folder, notes) as undone,
+        ):
             status: int | None
             try:
                 status = process.wait(limit_s)
@@ -219,8 +240,39 @@ def _run(
     finally:
         os.close(end)
         lifeline.cut()
-    story = survival.read(_read(notes))
-    return Run(status, story, _incidents(folder) if supervised else (), _tail(folder / "err"))
+        for where in made:
+            with contextlib.suppress(OSError):  # somebody has put something there, who was not on that disk
+                where.rmdir()
+    story = survival.read(beside.read(notes))
+    return Run(status, story, _incidents(folder) if supervised else (), _tail(folder / "err"), tuple(undone))
+
+
+def _failing(timeline: Timeline, folder: Path) -> dict[str, Any]:
+    """What the program is told of sources and networks that fail while marks say so."""
+    told: dict[str, Any] = {"outages": [], "networks": []}
+    for place, (one, _, _) in enumerate(timeline):
+        marks = str(beside.marks_of(folder, place))
+        if one.kind == "outage":
+            told["outages"].append({"marks": marks, "error": one.error, "loaders": one.loaders})
+        elif one.kind == "network":
+            told["networks"].append({"marks": marks, "delay": one.delay_s})
+    return told
+
+
+def _on_full_disk(timeline: Timeline, folder: Path, environment: dict[str, str]) -> tuple[list[str], list[Path]]:
+    """Words before the command, by which a folder of it has little room; folders that were made for it."""
+    words: list[str] = []
+    made: list[Path] = []
+    for place, (one, _, _) in enumerate(timeline):
+        if one.kind == "disk":
+            where = Path(one.folder).absolute() if one.folder else folder / f"disk-{place}"
+            if not where.is_dir():
+                where.mkdir()
+                made.append(where)
+            words += surroundings.on_full_disk(one.size, where)
+            if not one.folder:
+                environment["TMPDIR"] = str(where)
+    return words, made
 
 
 def _environment(plan: Plan, folder: Path, supervised: bool) -> dict[str, str]:
@@ -244,43 +296,6 @@ def _environment(plan: Plan, folder: Path, supervised: bool) -> dict[str, str]:
     return environment
 
 
-@contextlib.contextmanager
-def _killing(every_s: float | None, notes: Path, seed: int) -> Iterator[None]:
-    """Kill a worker every so many seconds, one that the seed chooses among those that have begun to fetch."""
-    if every_s is None:
-        yield
-        return
-    over = threading.Event()
-    rng = random.Random(seed)
-    writer = Notes(str(notes))
-
-    def kill() -> None:
-        while not over.wait(every_s):
-            begun = {(n["loader"], n["worker"]): n["pid"] for n in _read(notes) if n["what"] == "went on"}
-            alive = [(name, pid) for name, pid in sorted(begun.items()) if _is_alive(pid)]
-            if not alive:
-                continue
-            (loader, worker), pid = rng.choice(alive)
-            writer.add("fired", fault=KILLS, key="", moment="fetch", pid=pid, loader=loader, worker=worker)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-    thread = threading.Thread(target=kill, name="holdfast-chaos-kills")
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except psutil.Error:
-        return False
-
-
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Whatever is left of a run: its group, and what it started in sessions of its own, which comes to us."""
     for _ in range(3):
@@ -301,14 +316,6 @@ def _is_of_run(process: psutil.Process) -> bool:
         return VARIABLE in process.environ()
     except psutil.Error:
         return False
-
-
-def _read(notes: Path) -> list[dict[str, Any]]:
-    found = []
-    for line in notes.read_bytes().splitlines():
-        with contextlib.suppress(ValueError):  # the last line of somebody who was killed while he wrote
-            found.append(json.loads(line))
-    return found
 
 
 def _incidents(folder: Path) -> tuple[Incident, ...]:
@@ -364,22 +371,6 @@ def _folder(keep: str | os.PathLike[str] | None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _surroundings(plan: Plan) -> Iterator[Callable[[], None]]:
-    """Hogs of memory and CPUs, from when they are called for until the end."""
-    from holdfast.testing import surroundings
-
-    with contextlib.ExitStack() as stack:
-
-        def begin() -> None:
-            if plan.busy_cpus:
-                stack.enter_context(surroundings.busy_cpus(plan.busy_cpus))
-            if plan.memory_pressure:
-                stack.enter_context(surroundings.memory_pressure(plan.memory_pressure))
-
-        yield begin
-
-
 # ---------------------------------------------------------------- words
 
 
@@ -410,6 +401,9 @@ def lines(report: Report) -> list[str]:
     if report.torch is not None:
         out += _result("torch", report.torch)
     out += [f"left alone  loader {name}: {why}" for name, why in report.left.items()]
+    if report.timeline:
+        out.append(f"around      {', '.join(itertools.starmap(around.words, report.timeline))}")
+    out += [f"not done    {what}" for what in report.undone]
     return out
 
 

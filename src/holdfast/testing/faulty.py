@@ -40,6 +40,7 @@ class Faulty(Dataset[Any]):
             number of a sample in its worker's stream, from 0 in each, or (worker, number) for one worker. For faults
             at «start» the key is the number of the worker. Or a fault, or several, for every sample: with
             `Sometimes` for a share of them
+    everywhere  faults for every sample, beside those of a mapping
     """
 
     def __new__(cls, dataset: Any = None, faults: Any = None, **more: Any) -> Faulty:
@@ -53,10 +54,12 @@ class Faulty(Dataset[Any]):
             kind = SizedFaultyMap if hasattr(dataset, "__len__") else FaultyMap
         return kind.__new__(kind)
 
-    def __init__(self, dataset: Any, faults: Any, *, watch: Watch | None = None) -> None:
+    def __init__(
+        self, dataset: Any, faults: Any, *, watch: Watch | None = None, everywhere: Sequence[Fault] = ()
+    ) -> None:
         vars(self).update(
             _hf_dataset=dataset,
-            _hf_garden=Garden(faults),
+            _hf_garden=Garden(faults, everywhere),
             _hf_home=os.getpid(),
             _hf_hooked=False,
             _hf_watch=watch,
@@ -278,13 +281,13 @@ class _Begin:
 class Garden:
     """Which faults stand at which samples."""
 
-    def __init__(self, faults: Any) -> None:
+    def __init__(self, faults: Any, everywhere: Sequence[Fault] = ()) -> None:
         self._by_key: dict[Any, tuple[Fault, ...]] = {}
-        self._everywhere: tuple[Fault, ...] = ()
+        self._everywhere = _checked(tuple(everywhere))
         if isinstance(faults, Mapping):
             self._by_key = {_plain_key(key): _checked(value) for key, value in faults.items()}
         else:
-            self._everywhere = _checked(faults)
+            self._everywhere += _checked(faults)
         self._moments = {moment: self._stands_at(moment) for moment in MOMENTS}
 
     def _stands_at(self, moment: str) -> bool:

@@ -60,6 +60,11 @@ def plain_key(key: Any) -> Any:
     return repr(key)
 
 
+def number_of(loader: str) -> int:
+    """The how manyth of its process a loader is: «3», or in a rank «1.3»."""
+    return int(loader.rpartition(".")[2])
+
+
 # ---------------------------------------------------------------- in workers and in the trainer
 
 
@@ -113,7 +118,12 @@ class Attended:
         self.number = number
         self.notes = Notes(orders["notes"])
         self.batched = loader.batch_sampler is not None
-        self.faulty = Faulty(loader.dataset, _faults(orders, number), watch=Observer(self.notes.path, number))
+        self.faulty = Faulty(
+            loader.dataset,
+            _faults(orders, number),
+            watch=Observer(self.notes.path, number),
+            everywhere=_outages(orders, number),
+        )
         hooks = self.faulty.hooks(loader.collate_fn, loader.worker_init_fn, batched=self.batched)
         self.shown = {"dataset": self.faulty, **hooks}
         self.is_stream = hasattr(self.faulty, "__iter__")
@@ -142,6 +152,19 @@ def _faults(orders: dict[str, Any], number: str) -> dict[Any, Any]:
         named = tuple(key) if isinstance(key, list) else key
         found.setdefault(named, []).append(planned[place].make(Marks(path=marks)))
     return found
+
+
+def _outages(orders: dict[str, Any], number: str) -> list[Any]:
+    """Sources that fail for a while: every sample of this loader."""
+    from holdfast.testing.marks import Marks
+    from holdfast.testing.modifiers import Outage
+    from holdfast.testing.plan_words import exception_of
+
+    return [
+        Outage(exception_of(told["error"]), marks=Marks(path=told["marks"]))
+        for told in orders["outages"]
+        if not told["loaders"] or number_of(number) in told["loaders"]
+    ]
 
 
 class _Drawn:
@@ -194,6 +217,8 @@ def _patch(module: Any) -> None:
             orders = json.load(file)
     except OSError:
         return  # the chaos run is over, and its folder gone
+    if orders["networks"]:
+        _attend_sockets(orders)
     known: weakref.WeakKeyDictionary[Any, Attended | None] = weakref.WeakKeyDictionary()
     numbers = 0
     their_iter = module.DataLoader.__iter__
@@ -233,6 +258,47 @@ def _patch(module: Any) -> None:
     module.DataLoader.__iter__ = __iter__
     base = module._MultiProcessingDataLoaderIter
     base.__next__ = _telling(base.__next__)
+
+
+def _attend_sockets(orders: dict[str, Any]) -> None:
+    """Connections that workers open by Python's sockets are refused, or take longer, while a network is said to."""
+    import errno
+    import socket
+
+    from holdfast.testing.marks import Marks
+    from holdfast.testing.modifiers import Outage
+
+    notes = Notes(orders["notes"])
+    networks = [(Outage(marks=Marks(path=told["marks"])), told["delay"]) for told in orders["networks"]]
+
+    def is_refused(connection: Any) -> bool:
+        if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
+            return False
+        worker = _worker()
+        for network, delay_s in networks if worker >= 0 else ():
+            try:
+                on = network.is_on()
+            except RuntimeError:
+                continue  # the chaos run is over, and its folder gone
+            if on:
+                notes.add("fired", fault="network", key="", moment="fetch", pid=os.getpid(), loader="", worker=worker)
+                if delay_s is None:
+                    return True
+                time.sleep(delay_s)
+        return False
+
+    class_: Any = socket.socket
+    connect, connect_ex = class_.connect, class_.connect_ex
+
+    def our_connect(self: Any, address: Any) -> Any:
+        if is_refused(self):
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused (injected)")
+        return connect(self, address)
+
+    def our_connect_ex(self: Any, address: Any) -> Any:
+        return errno.ECONNREFUSED if is_refused(self) else connect_ex(self, address)
+
+    class_.connect, class_.connect_ex = our_connect, our_connect_ex
 
 
 def _reason_to_leave(loader: Any) -> str:

@@ -7,9 +7,7 @@ Never   guesses: a word that means nothing is an error that names the nearest on
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
-import difflib
 import importlib
 import math
 import random
@@ -20,20 +18,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast._forensics.words import span_s
 from holdfast.quantities import parse_bytes
+from holdfast.settings import check_number
+from holdfast.testing import around
+from holdfast.testing.around import Surrounding
 from holdfast.testing.faults import ALIASES, CATALOGUE, MOMENTS, Fault
 from holdfast.testing.marks import Marks
 from holdfast.testing.modifiers import At, Times
+from holdfast.testing.plan_words import PlanError, exception_of, nearest, seconds, whole, whole_ones
 
 POLICIES = ("raise", "skip", "replace")
 HANG_TIMEOUT_S = 5.0  # where the plan has hangs and nobody has said what a sample may take
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)%")
 _TIMES = re.compile(r"x(\d+)")
-
-
-class PlanError(ValueError):
-    """A plan that says nothing that can be done."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class Planned:
         """The fault itself; a transient one keeps its marks there."""
         arguments = dict(self.arguments)
         if "error" in arguments:
-            arguments["error"] = _exception(str(arguments["error"]))
+            arguments["error"] = exception_of(str(arguments["error"]))
         fault = CATALOGUE[self.fault](**arguments)
         if self.moment:
             fault = At(self.moment, fault)
@@ -87,14 +84,27 @@ class Plan:
     seed: int = 0
     policy: str = "skip"
     sample_timeout: float | None = None  # None: as the environment says, or HANG_TIMEOUT_S where there are hangs
-    busy_cpus: int = 0
+    busy_cpus: int = 0  # from the first loader to the end; `surroundings` can say more
     memory_pressure: int = 0
+    surroundings: tuple[Surrounding, ...] = ()
 
     def __post_init__(self) -> None:
+        # What `parse_faults` gives may have both.
+        named = tuple(one for one in self.faults if isinstance(one, Surrounding))
+        object.__setattr__(self, "surroundings", (*self.surroundings, *named))
+        object.__setattr__(self, "faults", tuple(one for one in self.faults if isinstance(one, Planned)))
+        check_number("busy_cpus", self.busy_cpus, least=0, whole=True)
         if self.policy not in POLICIES:
             raise PlanError(f"policy must be {', '.join(POLICIES[:-1])} or {POLICIES[-1]}, got {self.policy!r}")
-        if not (self.faults or self.kill_every_s or self.busy_cpus or self.memory_pressure):
+        if not (self.faults or self.kill_every_s or self.around):
             raise PlanError("a plan without faults shows nothing; say which, such as --faults segv,oom,hang:2%")
+
+    @property
+    def around(self) -> tuple[Surrounding, ...]:
+        """What is around the program, said in either way."""
+        cpus = (Surrounding("cpus", count=self.busy_cpus),) if self.busy_cpus else ()
+        memory = (Surrounding("memory", size=self.memory_pressure),) if self.memory_pressure else ()
+        return (*self.surroundings, *cpus, *memory)
 
     @property
     def has_hangs(self) -> bool:
@@ -112,17 +122,27 @@ class Plan:
             error = planned.arguments.get("error")
             if error is not None:
                 own.append(str(error).partition(":")[0].strip())
+        for one in self.around:
+            if one.fails:  # what a library makes of a connection that is refused is an OSError
+                own.append("OSError" if one.kind == "network" else one.error.partition(":")[0].strip())
         return own
 
 
 _NO_MARKS = Marks(path="")
 
 
-def parse_faults(text: str) -> tuple[Planned, ...]:
-    """«segv,oom:5,hang:2%,kill@collate:always,exit:x2»; «all» is the whole catalogue, a sample each."""
-    found: list[Planned] = []
+def parse_faults(text: str) -> tuple[Any, ...]:
+    """«segv,oom:5,hang:2%,kill@collate:always,exit:x2»; «all» is the whole catalogue, a sample each. What is around a
+    program may stand in it, too: «outage:3s,memory@5s:500MiB:10s». Gives what `Plan(faults=)` takes: a `Planned` or a
+    `Surrounding` for each word.
+    """
+    found: list[Any] = []
     for word in text.split(","):
         if not word.strip():
+            continue
+        beside = around.from_word(word.strip())
+        if beside is not None:
+            found.append(beside)
             continue
         named, *details = word.strip().split(":")
         name, _, moment = named.partition("@")
@@ -133,7 +153,7 @@ def parse_faults(text: str) -> tuple[Planned, ...]:
             continue
         found.append(_checked(_detailed(fault_name(name), moment, details, word.strip())))
     if not found:
-        raise PlanError(f"there is no fault in {text!r}; there are {', '.join(CATALOGUE)}")
+        raise PlanError(f"there is no fault in {text!r}; there are {', '.join([*CATALOGUE, *around.KINDS])}")
     return tuple(found)
 
 
@@ -160,23 +180,17 @@ def fault_name(name: str) -> str:
     """The catalogue's name of a fault."""
     known = name.strip().lower().replace("_", "-")
     known = ALIASES.get(known, known)
+    if known in around.KINDS:
+        raise PlanError(f'{known} is no fault of a sample; write [[surroundings]] and kind = "{known}"')
     if known not in CATALOGUE:
-        raise PlanError(f"there is no fault {name!r}{_nearest(known, [*CATALOGUE, *ALIASES])}")
+        raise PlanError(f"there is no fault {name!r}{nearest(known, [*CATALOGUE, *ALIASES, *around.KINDS], ALIASES)}")
     return known
-
-
-def _nearest(word: str, words: Iterable[str]) -> str:
-    known = list(words)
-    near = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
-    if near:
-        return f"; did you mean {' or '.join(dict.fromkeys(ALIASES.get(one, one) for one in near))}?"
-    return f"; there are {', '.join(dict.fromkeys(ALIASES.get(one, one) for one in known))}"
 
 
 def _checked(planned: Planned) -> Planned:
     where = f"fault {planned.fault}"
     if planned.moment and planned.moment not in MOMENTS:
-        raise PlanError(f"{where}: there is no moment {planned.moment!r}{_nearest(planned.moment, MOMENTS)}")
+        raise PlanError(f"{where}: there is no moment {planned.moment!r}{nearest(planned.moment, MOMENTS)}")
     if planned.share is not None and not 0 < planned.share <= 1:
         raise PlanError(f"{where}: a share is between 0% and 100%, got {planned.share:.6%}")
     if planned.count is not None and planned.count < 1:
@@ -200,33 +214,35 @@ def load(path: str | Path) -> Plan:
         told = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise PlanError(f"{path} cannot be read: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOML's, and that of text which is none
         raise PlanError(f"{path} is no TOML: {error}") from None
     return from_dict(told, str(path))
 
 
-_KEYS = ("seed", "policy", "kill_every", "sample_timeout", "busy_cpus", "memory_pressure", "fault")
+_KEYS = ("seed", "policy", "kill_every", "sample_timeout", "busy_cpus", "memory_pressure", "fault", "surroundings")
 _FAULT_KEYS = ("fault", "share", "count", "samples", "moment", "times", "loaders")
 
 
 def from_dict(told: dict[str, Any], name: str = "the plan") -> Plan:
-    """The plan that these keys mean; [[fault]] tables are in a list."""
+    """The plan that these keys mean; [[fault]] and [[surroundings]] tables are in lists."""
     for key in told:
         if key not in _KEYS:
-            raise PlanError(f"{name}: there is no key {key!r}{_nearest(key, _KEYS)}")
-    tables = told.get("fault", [])
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise PlanError(f"{name}: faults are tables, each begun by [[fault]]")
+            raise PlanError(f"{name}: there is no key {key!r}{nearest(key, _KEYS)}")
+    tables = _tables(told, "fault", name)
+    beside = _tables(told, "surroundings", name)
     kill_every = told.get("kill_every")
     try:
         return Plan(
             faults=tuple(_planned(table, f"{name}, fault {number}") for number, table in enumerate(tables, 1)),
-            kill_every_s=None if kill_every is None else seconds(kill_every),
-            seed=_whole(told, "seed", 0),
+            kill_every_s=None if kill_every is None else seconds(kill_every, "kill_every"),
+            seed=whole(told, "seed", 0),
             policy=told.get("policy", "skip"),
-            sample_timeout=None if "sample_timeout" not in told else seconds(told["sample_timeout"]),
-            busy_cpus=_whole(told, "busy_cpus", 0),
+            sample_timeout=None if "sample_timeout" not in told else seconds(told["sample_timeout"], "sample_timeout"),
+            busy_cpus=whole(told, "busy_cpus", 0),
             memory_pressure=parse_bytes("memory_pressure", told["memory_pressure"]) if "memory_pressure" in told else 0,
+            surroundings=tuple(
+                around.from_table(table, f"{name}, surroundings {number}") for number, table in enumerate(beside, 1)
+            ),
         )
     except PlanError as error:
         raise error if str(error).startswith(name) else PlanError(f"{name}: {error}") from None
@@ -234,65 +250,49 @@ def from_dict(told: dict[str, Any], name: str = "the plan") -> Plan:
         raise PlanError(f"{name}: {error}") from None
 
 
+def _tables(told: dict[str, Any], key: str, name: str) -> list[dict[str, Any]]:
+    tables = told.get(key, [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise PlanError(f"{name}: {key} is a table, or several, each begun by [[{key}]], got {tables!r}")
+    return tables
+
+
 def _planned(table: dict[str, Any], where: str) -> Planned:
+    try:
+        return _checked(_from_table(table))
+    except (TypeError, ValueError) as error:
+        raise PlanError(f"{where}: {error}") from None
+
+
+def _from_table(table: dict[str, Any]) -> Planned:
     if "fault" not in table:
-        raise PlanError(f'{where}: which one? write fault = "segv"')
+        raise PlanError('which one? write fault = "segv"')
     name = fault_name(str(table["fault"]))
     arguments = {key: value for key, value in table.items() if key not in _FAULT_KEYS}
     kind: Any = CATALOGUE[name]
     takes = [one.name for one in dataclasses.fields(kind)]
     for key in arguments:
         if key not in takes:
-            raise PlanError(f"{where}: {name} has no {key!r}{_nearest(key, [*_FAULT_KEYS, *takes])}")
+            raise PlanError(f"{name} has no {key!r}{nearest(key, [*_FAULT_KEYS, *takes])}")
     given = [key for key in ("share", "count", "samples") if key in table]
     if len(given) > 1:
-        raise PlanError(f"{where}: {' and '.join(given)} are two answers to how many; choose one")
-    share = table.get("share")
+        raise PlanError(f"{' and '.join(given)} are two answers to how many; choose one")
+    share, samples = table.get("share"), table.get("samples", [])
     if isinstance(share, str):
         found = _SHARE.fullmatch(share.replace(" ", ""))
-        if not found:
-            raise PlanError(f'{where}: a share is written "2%" or 0.02, got {share!r}')
-        share = float(found[1]) / 100
+        share = float(found[1]) / 100 if found else share
+    if share is not None and (isinstance(share, bool) or not isinstance(share, (int, float))):
+        raise PlanError(f'a share is written "2%" or 0.02, got {share!r}')
+    if not isinstance(samples, list):
+        raise PlanError(f"samples are a list, such as [18, 40], got {samples!r}")
     times = table.get("times", 1)
-    planned = Planned(
+    return Planned(
         name,
         share=share,
-        count=_whole(table, "count", None),
-        samples=tuple(tuple(key) if isinstance(key, list) else key for key in table.get("samples", ())),
+        count=whole(table, "count", None),
+        samples=tuple(tuple(key) if isinstance(key, list) else key for key in samples),
         moment=str(table.get("moment", "")),
-        times=None if times == "always" else _whole(table, "times", 1),
-        loaders=tuple(table.get("loaders", ())),
+        times=None if times == "always" else whole(table, "times", 1),
+        loaders=whole_ones(table, "loaders"),
         arguments=arguments,
     )
-    try:
-        return _checked(planned)
-    except PlanError as error:
-        raise PlanError(f"{where}: {error}") from None
-
-
-def _exception(text: str) -> BaseException:
-    """«OSError», or «OSError: the text»."""
-    name, _, message = text.partition(":")
-    kind = getattr(builtins, name.strip(), None)
-    if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-        raise PlanError(f"{name.strip()!r} is none of Python's exceptions")
-    return kind(message.strip() or "injected")
-
-
-def _whole(table: dict[str, Any], key: str, default: Any) -> Any:
-    value = table.get(key, default)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        raise PlanError(f"{key} must be a whole number, got {value!r}")
-    return value
-
-
-def seconds(value: Any) -> float:
-    """5, 0.5 or «5s», «2m»."""
-    if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            value = span_s(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise PlanError(f'a span of time is written 5 or "5s", and is more than 0, got {value!r}')
-    return float(value)

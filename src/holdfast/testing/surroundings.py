@@ -63,6 +63,12 @@ class NotPossibleError(OSError):
 @contextlib.contextmanager
 def memory_pressure(size: str | int) -> Iterator[None]:
     """Another process holds so much memory: «2GiB», or «50%» of what is free now."""
+    with _hog(_HOLDS_MEMORY, str(wanted_memory(size))):
+        yield
+
+
+def wanted_memory(size: str | int) -> int:
+    """How many bytes that is; an error where there are not so many."""
     free = psutil.virtual_memory().available
     wanted = parse_bytes_or_share("size", size, free)
     if wanted > free - _LEAST_LEFT:
@@ -70,8 +76,7 @@ def memory_pressure(size: str | int) -> Iterator[None]:
             f"memory_pressure({size!r}) asks for {in_words(wanted)}, and {in_words(free)} are free; "
             f"ask for at most {in_words(max(0, free - _LEAST_LEFT))}, or the kernel may kill anybody"
         )
-    with _hog(_HOLDS_MEMORY, str(wanted)):
-        yield
+    return wanted
 
 
 @contextlib.contextmanager
@@ -145,6 +150,31 @@ def full_disk(size: str | int = "1MiB") -> Iterator[Path]:
         guardian.stdin.close()
         guardian.stdout.close()
         guardian.wait()
+
+
+# A mount that only this command and what it starts can see: it goes with the last of them, however that ends.
+_MOUNTS_AND_BECOMES = (
+    'folder="$1"; size="$2"; shift 2; mount -t tmpfs -o "size=$size" holdfast-full-disk "$folder" && exec "$@"'
+)
+
+
+def on_full_disk(size: str | int, folder: Path) -> list[str]:
+    """Words to be put before a command, for which this folder then is a file system with so much room. Needs root."""
+    own = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _MOUNTS_AND_BECOMES, "sh"]
+    return [*own, str(folder), str(parse_bytes("size", size))]
+
+
+def check_mounting() -> None:
+    """An error where `on_full_disk` is not possible."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-full-disk-") as folder:
+        try:
+            tried = subprocess.run([*on_full_disk("64KiB", Path(folder)), "true"], capture_output=True, text=True)
+        except FileNotFoundError:
+            why = "there is no command unshare"
+        else:
+            why = tried.stderr.strip().replace("\n", " ") if tried.returncode else ""
+    if why:
+        raise NotPossibleError(f"a full disk needs a mount of its own, and this user may make none: {why}; run as root")
 
 
 @contextlib.contextmanager

@@ -16,9 +16,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from holdfast.incident import Incident, IncidentKind
+from holdfast.testing.around import FAILING, KINDS
 from holdfast.testing.faults import CATALOGUE
 
+_STILL_S = 0.5  # a sample that was asked for just before it was over may be noted after
 KILLS = "kill-every"  # the row of workers that were killed from outside
+_ORDER = (*CATALOGUE, KILLS, *KINDS)
 
 
 @dataclass
@@ -58,6 +61,19 @@ class Fired:
 
 
 @dataclass
+class Beside:
+    """Something around the program."""
+
+    kind: str
+    fails: bool  # samples raise because of it
+    begun: float
+    over: float | None = None  # None: it lasted to the end
+
+    def is_on(self, time: float) -> bool:
+        return time >= self.begun and (self.over is None or time <= self.over + _STILL_S)
+
+
+@dataclass
 class Story:
     """The notes of one run, in order."""
 
@@ -66,10 +82,19 @@ class Story:
     went_on: list[tuple[str, int, int, float]] = field(default_factory=list)  # loader, worker, pid, time
     errors: list[str] = field(default_factory=list)
     left: dict[str, str] = field(default_factory=dict)
+    beside: dict[int, Beside] = field(default_factory=dict)  # by place in the plan
+    struck: list[Fired] = field(default_factory=list)  # samples and connections that failed by what is around
+    gave: list[float] = field(default_factory=list)  # when a batch was given to the program
 
     @property
     def received(self) -> int:
         return sum(epoch.got.total() for epoch in self.epochs.values())
+
+    @property
+    def seconds(self) -> float:
+        """From the first loader's beginning to the last one's end."""
+        epochs = self.epochs.values()
+        return max((epoch.last for epoch in epochs), default=0.0) - min((epoch.begun for epoch in epochs), default=0.0)
 
     @property
     def rate(self) -> float:
@@ -87,8 +112,12 @@ def read(notes: Iterable[dict[str, Any]]) -> Story:
             name, moment = note["fault"], note["moment"]
             natural = CATALOGUE[name]().moment if name in CATALOGUE else moment
             row = name if moment == natural else f"{name}@{moment}"
-            key = _key(note["key"])
-            story.fired.append(Fired(row, name, loader, key, note["pid"], note["worker"], note["t"]))
+            fired = Fired(row, name, loader, _key(note["key"]), note["pid"], note["worker"], note["t"])
+            (story.struck if name in FAILING else story.fired).append(fired)
+        elif what == "began":
+            story.beside[note["place"]] = Beside(note["kind"], note["fails"], note["t"])
+        elif what == "over":
+            story.beside[note["place"]].over = note["t"]
         elif what == "went on":
             story.went_on.append((loader, note["worker"], note["pid"], note["t"]))
         elif what == "left":
@@ -102,6 +131,7 @@ def read(notes: Iterable[dict[str, Any]]) -> Story:
                 epoch.arrived.append([_key(key) for key in note["keys"]])
             elif what == "gave":
                 epoch.given += 1
+                story.gave.append(note["t"])
             elif what == "ended":
                 epoch.ended = True
             elif what == "raised":
@@ -207,16 +237,50 @@ def judge(
                 () if quiet else tuple(seconds for seconds in back if seconds is not None and seconds >= 0),
             )
         )
+    rows += _beside_rows(run, incidents, lost, status)
     expected = sum(epoch.got.total() for epoch in plain.epochs.values())
     names = tuple(key for _, key in lost)
     everything = len(lost) + nameless
     return Outcome(tuple(rows), everything, names, doubled, run.received, expected, run.rate, plain.rate, status, error)
 
 
+def _beside_rows(
+    run: Story, incidents: Sequence[Incident] | None, lost: Sequence[tuple[str, Any]], status: int | None
+) -> list[Row]:
+    """What came of what was around the program. An outage that no sample met was none."""
+    rows = []
+    for kind in [kind for kind in KINDS if kind in {one.kind for one in run.beside.values()}]:
+        struck = [one for one in run.struck if one.fault == kind]
+        mine = [one for one in run.beside.values() if one.kind == kind]
+        if kind in FAILING:
+            mine = [one for one in mine if any(one.is_on(hit.time) for hit in struck)]
+        told = incidents is not None and any(one.fails for one in mine) and _is_told(struck, incidents)
+        failing = sum(one.fails for one in mine)
+        again = [next((time - one.over for time in run.gave if time > one.over), None) for one in mine if one.over]
+        rows.append(
+            Row(
+                kind,
+                len(mine),
+                failing if told else 0 if failing and incidents is not None else None,
+                len(mine) if status == 0 else sum(seconds is not None for seconds in again),
+                len({(hit.loader, hit.key) for hit in struck} & set(lost)),
+                tuple(seconds for seconds in again if seconds is not None) if failing else (),
+            )
+        )
+    return rows
+
+
+def _is_told(struck: Sequence[Fired], incidents: Sequence[Incident]) -> bool:
+    """Whether incidents tell of a source that fails: the breaker's, or those of samples that failed by it."""
+    raised = {_name(index) for incident in incidents for index in incident.indices if incident.failure is not None}
+    breaker = any(incident.kind is IncidentKind.BREAKER for incident in incidents)
+    return breaker or any(_name(hit.key) in raised or (hit.key == "" and raised) for hit in struck)
+
+
 def _order(row: str) -> tuple[int, str]:
     """As in the catalogue, and by moment."""
     name, _, moment = row.partition("@")
-    return (list(CATALOGUE).index(name) if name in CATALOGUE else len(CATALOGUE)), moment
+    return (_ORDER.index(name) if name in _ORDER else len(_ORDER)), moment
 
 
 def _lost(run: Story, plain: Story, excused: set[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], int]:
