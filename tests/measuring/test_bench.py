@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,6 +106,21 @@ def test_settings_are_the_least_that_serve(tried, step, chosen):
 
     assert found is not None
     assert (found.workers, found.prefetch) == chosen
+
+
+@pytest.mark.parametrize(
+    ("idle", "waiting", "said"),
+    [
+        (0.6, 0.0, "are idle 60% of their time: the consumer is the slower"),
+        (0.5, 0.95, "though the consumer waits: some batches take far longer"),
+        (0.0, 0.95, "spend most of their time in fetch"),
+    ],
+)
+def test_idle_workers_are_explained_by_what_the_consumer_does(idle, waiting, said):
+    shares = {"fetch": 0.9 - idle, "collate": 0.05, "transport": 0.05, "idle": idle}
+    tried = replace(trial(2, 100.0, waiting=waiting), shares=shares)
+
+    assert said in str(BenchReport("mine", (tried,), (2, 2)))
 
 
 def test_the_table_has_every_trial_and_says_which_is_yours():

@@ -16,6 +16,7 @@ from holdfast.measuring.trial import PARTS, Trial
 from holdfast.quantities import in_words
 
 _NEARLY = 0.95  # of the most: what is faster by less is not worth a worker
+_MUCH = 0.3  # of the time: somebody waits for somebody
 _HARDLY = 0.05  # of the consumer's time: waits that nobody minds
 
 
@@ -86,16 +87,25 @@ def lines(report: BenchReport) -> list[str]:
     if yours is not None and yours is not chosen and yours.is_measured:
         out.append(f"  yours         {_settings(yours)}   {_speaking_for(yours)}")
     if chosen.shares:
-        part = max(("fetch", "collate", "transport"), key=lambda name: chosen.shares[name])
-        if chosen.shares["idle"] > 0.5:
-            out.append(
-                f"  its workers   are idle {chosen.shares['idle']:.0%} of their time: the consumer is the slower"
-            )
-        else:
-            out.append(f"  its workers   spend most of their time in {part}: {chosen.shares[part]:.0%}")
+        out.append(f"  its workers   {_of_workers(chosen)}")
     if report.advice:
         out.append(f"  advice        {report.advice}")
     return out
+
+
+def _of_workers(trial: Trial) -> str:
+    """What they do with their time, and what that means."""
+    idle = trial.shares["idle"]
+    if idle > _MUCH and trial.waiting > _MUCH:
+        return (
+            f"are idle {idle:.0%} of their time though the consumer waits: some batches take\n"
+            "                far longer, and those after them may not pass. A larger prefetch_factor,\n"
+            "                in_order=False, or find the slow samples: holdfast check"
+        )
+    if idle > 0.5:
+        return f"are idle {idle:.0%} of their time: the consumer is the slower"
+    part = max(("fetch", "collate", "transport"), key=lambda name: trial.shares[name])
+    return f"spend most of their time in {part}: {trial.shares[part]:.0%}"
 
 
 def _row(trial: Trial, is_yours: bool) -> str:
