@@ -20,7 +20,13 @@ def main() -> None:
             pass  # said below, as for the other verbs
     from holdfast.cli import main as other_verbs
 
-    other_verbs(prog_name="holdfast")
+    try:
+        other_verbs(prog_name="holdfast")
+    except SystemExit as left:
+        targets = sys.modules.get("holdfast.cli.targets")
+        if targets is not None and isinstance(left, targets.Answered):
+            targets.end(left)
+        raise
 
 
 if __name__ == "__main__":

@@ -239,17 +239,25 @@ def outputs_aside() -> Iterator[None]:
         yield
 
 
+class Answered(SystemExit):
+    """The command has said all it had to say: what is left to do is to end."""
+
+
 def leave(status: int) -> NoReturn:
-    """End, with our answer as the last on standard output; also where the target's module has started a thread that
-    never does.
+    """End the command. The process ends with it where it is ours: see `end`."""
+    raise Answered(status)
+
+
+def end(answered: Answered) -> None:
+    """End this process, with our answer as the last on standard output; also where the target's module has started a
+    thread that never does.
     """
     others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
     if any(not thread.daemon for thread in others):
         _end_output()
-        os._exit(status)
+        os._exit(int(str(answered.code)))
     # After what the module has registered, and so before that runs.
     atexit.register(_end_output)
-    sys.exit(status)
 
 
 def _end_output() -> None:
