@@ -33,19 +33,21 @@ _told = False  # that publishing failed: once is enough for a process
 _MOST_WAITING = 1000  # events of a job that has not been published yet
 
 
-def new(kind: str, name: str, slots: int, limits: dict[str, Any]) -> Publisher | None:
-    """None where nothing is to be published."""
-    return Publisher(kind, name, slots, limits) if runtime.is_on() else None
+def new(kind: str, name: str, slots: int, limits: dict[str, Any], *, here: bool = False) -> Publisher | None:
+    """None where nothing is to be published. `here`: there are no workers, the trainer does it all itself."""
+    return Publisher(kind, name, slots, limits, here) if runtime.is_on() else None
 
 
 class Publisher:
     """One loader's or pool's. The folder is made when there is something to see."""
 
-    def __init__(self, kind: str, name: str, slots: int, limits: dict[str, Any]) -> None:
+    def __init__(self, kind: str, name: str, slots: int, limits: dict[str, Any], here: bool = False) -> None:
         self.words: Any = memoryview(array("q", bytes(layout.size_bytes(slots))))  # the board's, once there is one
         self.slots = min(slots, layout.MOST_SLOTS)
+        self.here = here
         self.folder: Path | None = None
-        self._who = {"kind": kind, "name": name, "slots": slots, "limits": limits, "began": time.time()}
+        self.holds_until = 0.0  # so long figures alone are no reason to make it; as time.monotonic() tells it
+        self._who = {"kind": kind, "name": name, "slots": slots, "limits": limits, "began": time.time(), "here": here}
         self._waiting: list[dict[str, Any]] = [
             {"time": time.time(), "kind": "job-began", "pid": os.getpid(), "slots": slots}
         ]

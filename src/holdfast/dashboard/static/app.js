@@ -29,6 +29,7 @@ class Card {
     this.node = el("article", { class: "card job", "data-job": job.key, "aria-labelledby": `title-${job.key}` },
       el("header", {}, title, el("p", { class: "faint command" }, `${job.about.command} · pid ${job.about.pid} · ${job.about.folder}`)),
       this.findings.node, this.figures, this.plots.map((plot) => plot.node), this.tables.map((each) => each.node));
+    this.plots[1].node.hidden = Boolean(job.snapshot.here); // there is no worker whose memory could be shown
   }
 
   update(force) {
