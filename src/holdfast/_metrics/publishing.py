@@ -30,6 +30,13 @@ log = logging.getLogger("holdfast")
 
 _numbers = itertools.count()
 _told = False  # that publishing failed: once is enough for a process
+_RANKS = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+_RUNS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "OMPI_COMM_WORLD_JOBID")
 _MOST_WAITING = 1000  # events of a job that has not been published yet
 
 
@@ -175,15 +182,36 @@ def _identity() -> dict[str, Any]:
         folder = os.getcwd()
     except OSError:  # it was removed
         folder = ""
+    rank, world_size = _rank()
     return {
         "pid": pid,
         "start": runtime.start_of(pid),
         "command": " ".join(getattr(sys, "argv", None) or [sys.executable])[:500],
         "folder": folder,
-        "rank": _number("RANK"),
-        "world_size": _number("WORLD_SIZE"),
+        "rank": rank,
+        "world_size": world_size,
         "local_rank": _number("LOCAL_RANK"),
+        "run": "" if rank is None else f"{_launched_by()} {world_size}",
     }
+
+
+def _rank() -> tuple[int | None, int | None]:
+    """Of this process among others of its job, as torch.distributed or the launcher has it."""
+    group = sys.modules.get("torch.distributed")
+    with contextlib.suppress(Exception):  # a torch without it, or one that is being imported
+        if group is not None and group.is_initialized():
+            return group.get_rank(), group.get_world_size()
+    for rank, world_size in _RANKS:
+        found, among = _number(rank), _number(world_size)
+        if found is not None and (rank == "RANK" or (among or 0) > 1):  # slurm numbers single processes, too
+            return found, among
+    return None, None
+
+
+def _launched_by() -> str:
+    """The same for all ranks of a run on this machine."""
+    named = next((os.environ[name] for name in _RUNS if os.environ.get(name)), "")
+    return f"{named[:100]} {os.getppid()}"
 
 
 def _number(name: str) -> int | None:

@@ -35,8 +35,9 @@ _known: dict[str, Job] = {}
 
 
 def jobs(*, folder: str | os.PathLike[str] | None = None) -> list[Job]:
-    """Loaders and pools of this user on this machine, the oldest first: those that live, and those that ended not long
-    ago. Jobs that are long gone are swept. `folder`: where to look, instead of the user's runtime folder.
+    """Loaders and pools of this user on this machine, the oldest run first, ranks of a run together and in their order:
+    those that live, and those that ended not long ago. Jobs that are long gone are swept. `folder`: where to look,
+    instead of the user's runtime folder.
     """
     found = []
     for path, who in runtime.found(None if folder is None else Path(folder)):
@@ -48,7 +49,10 @@ def jobs(*, folder: str | os.PathLike[str] | None = None) -> list[Job]:
     home = str(runtime.folder() if folder is None else Path(folder))
     for key in [key for key in _known if os.path.dirname(key) == home and key not in alive]:
         _known.pop(key).close()
-    return sorted(found, key=lambda job: (job.began, job.key))
+    begun: dict[str, float] = {}
+    for job in found:
+        begun[job.run] = min(job.began, begun.get(job.run, job.began))
+    return sorted(found, key=lambda job: (begun[job.run], job.run, job.rank or 0, job.began, job.key))
 
 
 class Job:
@@ -62,6 +66,7 @@ class Job:
         self.folder = str(who.get("folder", ""))
         self.rank: int | None = who.get("rank")
         self.world_size: int | None = who.get("world_size")
+        self.run = str(who.get("run") or f"pid {self.pid}")  # ranks of one have it in common
         self.kind = str(who.get("kind", "loader"))
         self.here = bool(who.get("here"))  # no workers: the trainer makes its batches itself
         self.name = str(who.get("name", ""))
