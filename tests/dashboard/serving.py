@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import re
 import signal
 import subprocess
@@ -85,10 +86,14 @@ def served(*options: str) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def running(what: str) -> Iterator[subprocess.Popen[str]]:
+def running(what: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """A job of `program.py`; each line on its standard input has it go on."""
     with subprocess.Popen(
-        [sys.executable, str(PROGRAM), what], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(PROGRAM), what],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
     ) as process:
         try:
             assert process.stdout is not None

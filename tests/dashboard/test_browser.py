@@ -149,6 +149,43 @@ def test_a_death_is_on_the_page_when_it_has_happened(browser: Any, server: Serve
     assert all(url.startswith(server.url) for url in seen.asked)
 
 
+def test_ranks_and_jobs_are_shown_side_by_side(browser: Any, server: Server):
+    """Each in a card with its rank, ranks of a run first to last; one alone has the fault; a card can be put away."""
+    with (
+        running("plain", RANK="1", WORLD_SIZE="2") as second,
+        running("plain"),
+        running("plain", RANK="0", WORLD_SIZE="2"),
+    ):
+        seen = visit(browser, server.url, viewport={"width": 1900, "height": 900})
+        page = seen.page
+        page.wait_for_selector("article.job >> nth=2")
+        for _ in range(12):
+            go_on(second)
+        page.wait_for_selector("text=Sample 13 kills its worker")
+        titles = page.locator("article h2").all_inner_texts()
+        chips = page.locator("#chooser label").all_inner_texts()
+        places = [card.bounding_box() for card in page.locator("article.job").all()]
+        blamed = [card.locator("text=kills its worker").count() > 0 for card in page.locator("article.job").all()]
+        trouble = page.locator("#chooser label.trouble").all_inner_texts()
+        page.uncheck("#chooser label >> nth=2 >> input")
+        page.wait_for_selector("article.job >> nth=2", state="detached")
+        left = page.locator("article h2").all_inner_texts()
+        picture(page, "ranks") if PICTURES else None
+
+    assert [("rank 0 of 2" in each, "rank 1 of 2" in each) for each in titles] == [
+        (True, False),
+        (False, True),
+        (False, False),
+    ]
+    assert ["rank" in chip for chip in chips] == [True, True, False]
+    assert len({place["y"] for place in places}) == 1
+    assert places[0]["x"] < places[1]["x"] < places[2]["x"]
+    assert blamed == [False, True, False]
+    assert trouble == [chips[1]]
+    assert left == titles[:2]
+    assert seen.wrong == []
+
+
 def test_hostile_strings_do_nothing(browser: Any, server: Server):
     """Names of datasets, exceptions and files are text and nothing else, in the page, the dialog and the download."""
     with running("hostile") as job:

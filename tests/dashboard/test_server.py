@@ -14,6 +14,7 @@ import sys
 
 import pytest
 
+import holdfast
 from dashboard import serving
 from dashboard.serving import DEADLINE_S, Server, go_on, running, served
 from transport.watching import wait_until
@@ -164,6 +165,47 @@ def test_everything_about_a_death_can_be_asked_for(server: Server):
     assert {row["id"] for row in runs[0]["incidents"]} == set(incidents)
     assert server.ask("/api/incidents/..%2f..").status == 404
     assert server.ask("/api/incidents/ffffffff").status == 404
+
+
+def test_ranks_and_jobs_stand_side_by_side(server: Server):
+    """Ranks of a run together, in their order, with their labels, for the page, for top and for a scrape; a death in
+    one is that one's alone."""
+    client = pytest.importorskip("prometheus_client")
+    parser = pytest.importorskip("prometheus_client.parser")
+    with (
+        running("plain", RANK="1", WORLD_SIZE="2") as second,
+        running("plain") as other,
+        running("plain", RANK="0", WORLD_SIZE="2") as first,
+    ):
+        for _ in range(12):
+            go_on(second)
+
+        def told() -> dict[int, dict]:
+            return {job["pid"]: job for job in server.jobs()}
+
+        def has_died() -> bool:
+            return "kills its worker" in str(told().get(second.pid, {}).get("findings"))
+
+        assert wait_until(lambda: len(told()) == 3 and has_died(), DEADLINE_S)
+        page = told()
+        top = subprocess.run([sys.executable, "-m", "holdfast", "top", "--json"], capture_output=True, text=True)
+        once = subprocess.run([sys.executable, "-m", "holdfast", "top", "--once"], capture_output=True, text=True)
+        registry = client.CollectorRegistry()
+        registry.register(holdfast.PrometheusCollector())
+        scrape = client.generate_latest(registry).decode()
+
+    order = [(first.pid, 0, 2), (second.pid, 1, 2), (other.pid, None, None)]
+    assert [(job["pid"], job["rank"], job["world_size"]) for job in json.loads(top.stdout)["jobs"]] == order
+    assert [(page[pid]["rank"], page[pid]["world_size"]) for pid, *_ in order] == [(0, 2), (1, 2), (None, None)]
+    assert page[first.pid]["run"] == page[second.pid]["run"] != page[other.pid]["run"]
+    heads = [line.split()[2:4] for line in once.stdout.split("\n") if line.startswith("loader Faulty ")]
+    assert heads == [["rank", "0/2"], ["rank", "1/2"], ["pid", str(other.pid)]]
+    (family,) = [
+        family for family in parser.text_string_to_metric_families(scrape) if family.name == "holdfast_restarts"
+    ]
+    restarts = {(int(s.labels["pid"]), s.labels["rank"]): s.value for s in family.samples}
+    assert restarts == {(first.pid, "0"): 0, (second.pid, "1"): 2, (other.pid, ""): 0}
+    assert [each["kind"] for each in page[first.pid]["findings"]] == ["well"]
 
 
 def test_others_are_told_when_one_viewer_hangs(server: Server):

@@ -17,6 +17,7 @@ import sys
 import time
 
 import pytest
+import torch
 
 import holdfast
 from holdfast._metrics import history, layout, publishing, viewing
@@ -73,6 +74,54 @@ def test_jobs_and_ranks_are_seen_beside_each_other_and_one_that_was_killed_is_ov
     assert not found[0].path.exists()
     second.send_signal(signal.SIGINT)
     second.communicate()
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank", "among"),
+    [
+        ({}, None, None),
+        ({"RANK": "1", "WORLD_SIZE": "4"}, 1, 4),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}, 3, 8),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, None, None),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "RANK": "no number"}, 2, 4),
+    ],
+)
+def test_a_rank_is_known_by_what_its_launcher_says(monkeypatch, environment, rank, among):
+    """torchrun's words, and those of slurm and MPI; a process that slurm started alone is no rank."""
+    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    loader = holdfast.DataLoader(range(8), batch_size=4, num_workers=1)
+    list(loader)
+
+    job = jobs.only_job()
+
+    assert (job.rank, job.world_size) == (rank, among)
+
+
+def test_a_rank_is_known_by_its_group_when_nobody_launched_it(tmp_path):
+    """Programs that start their ranks by themselves tell torch.distributed alone."""
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        loader = holdfast.DataLoader(range(8), batch_size=4, num_workers=1)
+        list(loader)
+    finally:
+        torch.distributed.destroy_process_group()
+
+    assert (jobs.only_job().rank, jobs.only_job().world_size) == (0, 1)
+
+
+def test_ranks_of_a_run_are_listed_together():
+    """In their order, whichever was there first; runs by their age."""
+    for number, (began, run, rank) in enumerate(((1.0, "a", 1), (2.0, "", None), (3.0, "a", 0), (0.5, "b", 0))):
+        folder = viewing.runtime.make(f"job{number}")
+        who = {"pid": 70000 + number, "start": 1, "began": began, "run": run, "rank": rank}
+        (folder / "who.json").write_text(json.dumps(who))
+
+    found = [(job.began, job.rank) for job in viewing.jobs()]
+
+    assert found == [(0.5, 0), (3.0, 0), (1.0, 1), (2.0, None)]
 
 
 def test_a_viewer_that_hangs_or_dies_does_not_touch_the_job(tmp_path):

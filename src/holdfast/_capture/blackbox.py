@@ -18,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import time
+from array import array
 
 from holdfast.incident import InHand, Stage
 from holdfast.statistics import Load
@@ -35,10 +36,12 @@ _DESCRIPTORS, _THREADS = 39, 40  # by the watchman
 _MEMORY = slice(41, 45)  # by the watchman: bytes resident, private, of cells, and bytes more per second
 _ASKED = 45  # by anybody: it shall leave after its batch
 _SLOT, _INCARNATION = 46, 47  # by the trainer, before there is a worker
+_ASKED_NS = 48  # on a slate: when the batch in hand was asked for
 _LAST_STAGE = max(Stage)
 _STATES = tuple(12288 + 16384 * copy for copy in range(COPIES))
 
 _RING, RECENT = 64, 64
+SLATE_WORDS = _RING
 
 _NOTHING = -(1 << 62)
 
@@ -320,3 +323,50 @@ class BlackBox:
         for head in self._heads:
             head.release()
         self._bytes.release()
+
+
+class Slate(BlackBox):
+    """The state words alone, wherever they lie: those of a trainer that makes its batches itself are on its board."""
+
+    def __init__(self, words: memoryview[int]) -> None:
+        self.words = words
+        self.times = memoryview(array("q", bytes(8 * TIMES)))
+
+    def ask(self, batch: int, now_ns: int = 0) -> None:
+        """A batch is asked for, what is done for it nobody says; 0: about when the last was."""
+        words = self.words
+        words[_BATCH] = batch
+        if now_ns:
+            words[SINCE] = words[_ASKED_NS] = now_ns
+        words[_STAGE] = 11  # Stage.AT_WORK
+
+    def rest(self, now_ns: int = 0) -> None:
+        """It was given, or will not be; likewise."""
+        words = self.words
+        if now_ns:
+            words[SINCE] = now_ns
+        words[_STAGE] = 3  # Stage.IDLE
+
+    def own(self, pid: int) -> None:
+        self.words[_PID] = pid
+        self.rest(time.monotonic_ns())
+
+    def take(self, position: int, index: object) -> None:
+        """This sample is now in hand; it is named here, for its batch is not listed elsewhere."""
+        words = self.words
+        words[POSITION] = position
+        words[_STAND_IN] = index if type(index) is int and 0 <= index < 1 << 62 else -1
+        words[SINCE] = time.monotonic_ns()
+
+    def note_made(self, fetch_ns: int, collate_ns: int, weight: int) -> None:
+        """As `note_times`; nothing is sent."""
+        times, at = self.times, 0
+        for took in (fetch_ns, collate_ns):
+            times[at] += weight * took
+            times[at + 1 + min(BUCKETS - 1, max(0, took.bit_length() - FIRST_BUCKET))] += weight
+            at += 1 + BUCKETS
+
+    @property
+    def asked_ns(self) -> int:
+        """When the batch in hand was asked for; 0: none is."""
+        return 0 if self.words[_STAGE] == Stage.IDLE else self.words[_ASKED_NS]

@@ -8,6 +8,7 @@ Never   opens or maps anything.
     texts           breaker, advice, quarantined by verdict: a length, then UTF-8
     histograms      fetch, collate, send: the sum in nanoseconds, then a count for each power of two
     slots           a row each: what its worker does, where its black box is, the samples of its next batches
+    slate           what the trainer itself does, where it makes its batches: the words of a black box
 
 The sequence number is odd while the job writes. Who reads copies all of it, and looks whether the number has changed.
 «left» alone is written with each batch, by one store, and counts down: delivered is «base» less «left».
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast._capture import blackbox
-from holdfast._capture.blackbox import BUCKETS, FIRST_BUCKET
+from holdfast._capture.blackbox import BUCKETS, FIRST_BUCKET, SLATE_WORDS
 
 MAGIC = int.from_bytes(b"holdfast", "little") >> 1
 VERSION = 1
@@ -50,7 +51,7 @@ ROW = (
     *("since_ns", "stand_in", "resident", "private", "shared", "slope", "descriptors", "threads"),
     *("on_cpu", "starved", "waiting", "idle", "disk", "load_ns", "cell_bytes"),
 )
-STATES = ("empty", "starting", "ready", "closed")
+STATES = ("empty", "starting", "ready", "closed", "here")  # here: no worker, the trainer itself
 _ROW_WORDS = 32
 LISTS, LISTED = 4, 256  # batches of a slot whose samples are named, and how many of each
 _LIST_WORDS = 2 + LISTED
@@ -59,7 +60,11 @@ MOST_SLOTS = 256
 
 
 def size_bytes(slots: int) -> int:
-    return 8 * (_SLOTS_AT + min(slots, MOST_SLOTS) * _SLOT_WORDS)
+    return 8 * (_slate_at(slots) + SLATE_WORDS)
+
+
+def _slate_at(slots: int) -> int:
+    return _SLOTS_AT + min(slots, MOST_SLOTS) * _SLOT_WORDS
 
 
 # ---------------------------------------------------------------- writing
@@ -106,6 +111,12 @@ def write_list(words: Any, slot: int, place: int, batch: int, indices: Iterable[
     words[at + 1] = len(listed)
 
 
+def slate(words: Any, slots: int) -> Any:
+    """That part of it."""
+    at = _slate_at(slots)
+    return words[at : at + SLATE_WORDS]
+
+
 # ---------------------------------------------------------------- reading
 
 
@@ -123,6 +134,7 @@ class Picture:
     texts: Mapping[str, str]
     times: Sequence[int]
     rows: Sequence[Row]
+    slate: array[int]
 
     @property
     def delivered(self) -> int:
@@ -152,7 +164,7 @@ def read(words: array[int]) -> Picture:
             if count:
                 listed[words[begin]] = words[begin + 2 : begin + 2 + count]
         rows.append(Row(values, listed))
-    return Picture(head, texts, words[_TIMES_AT : _TIMES_AT + TIMES], rows)
+    return Picture(head, texts, words[_TIMES_AT : _TIMES_AT + TIMES], rows, slate(words, head["slots"]))
 
 
 def histograms(times: Sequence[int]) -> dict[str, dict[str, Any]]:

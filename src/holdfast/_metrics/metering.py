@@ -54,8 +54,9 @@ class Fleet(Protocol):
 class Meter:
     """Of one loader or pool, for all its life."""
 
-    def __init__(self, publisher: Publisher) -> None:
+    def __init__(self, publisher: Publisher, between_checks: int = _BETWEEN_CHECKS) -> None:
         self.publisher = publisher
+        self._most_between = between_checks
         self.fold = Fold()
         self.wait_s = 0.0
         self.bytes = 0
@@ -63,7 +64,7 @@ class Meter:
         self.fleet: Fleet | None = None
         self.owner = os.getpid()
         self._delivered = 0  # when last looked
-        self._each_bytes = 0  # of a batch, when last looked
+        self._each_bytes = -1  # of a batch, when last looked; -1: nobody has
         self._times = [0] * layout.TIMES  # of fleets that are gone
         self._epoch_since = 0.0
         self._epochs_s = 0.0
@@ -84,15 +85,15 @@ class Meter:
         it is time to write the whole board."""
         now = time.monotonic()
         fast = now - self._checked < self._every * _FAST_S
-        every = self._every = min(_BETWEEN_CHECKS, 2 * self._every) if fast else 1
+        every = self._every = min(self._most_between, 2 * self._every) if fast else 1
         self._checked = now
         words = self.publisher.words
         words[layout.SEQUENCE] += 1
         words[layout.LEFT] = every
         words[layout.BASE] = delivered + every
         words[layout.SEQUENCE] += 1
-        due = now - self._flushed >= self._pause_s or self._told_waiting or not self._each_bytes
-        if due or not self._each_bytes:
+        due = now - self._flushed >= self._pause_s or self._told_waiting or self._each_bytes < 0
+        if due:
             self._each_bytes = payload.nbytes
         if due:
             self._count(delivered)
@@ -100,7 +101,7 @@ class Meter:
 
     def _count(self, delivered: int) -> None:
         """Batches since the last look are taken to be as large as the one that was looked at."""
-        self.bytes += self._each_bytes * max(0, delivered - self._delivered)
+        self.bytes += max(0, self._each_bytes) * max(0, delivered - self._delivered)
         self._delivered = delivered
 
     def did(self, delivered: int, nbytes: int) -> None:
@@ -208,6 +209,8 @@ class Meter:
         self._flushed = now
         self._told_waiting = self.waiting_since != 0.0
         if publisher.folder is None:
+            if now < publisher.holds_until:
+                return
             publisher.make()
             if publisher.is_over:
                 return

@@ -108,8 +108,9 @@ class PrometheusCollector:
             for labels, snapshot in looked:
                 for slot in snapshot["slots"]:
                     value = _slot_value(slot, name)
-                    if value is not None and slot["pid"] is not None:
-                        gauge.add_metric([*labels, str(slot["slot"])], value)
+                    here = slot["state"] == "here"  # no worker, the trainer itself
+                    if value is not None and slot["pid"] is not None and not (here and name != "in_hand_seconds"):
+                        gauge.add_metric([*labels, "here" if here else str(slot["slot"])], value)
             yield gauge
 
 

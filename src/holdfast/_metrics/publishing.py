@@ -30,22 +30,31 @@ log = logging.getLogger("holdfast")
 
 _numbers = itertools.count()
 _told = False  # that publishing failed: once is enough for a process
+_RANKS = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+_RUNS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "OMPI_COMM_WORLD_JOBID")
 _MOST_WAITING = 1000  # events of a job that has not been published yet
 
 
-def new(kind: str, name: str, slots: int, limits: dict[str, Any]) -> Publisher | None:
-    """None where nothing is to be published."""
-    return Publisher(kind, name, slots, limits) if runtime.is_on() else None
+def new(kind: str, name: str, slots: int, limits: dict[str, Any], *, here: bool = False) -> Publisher | None:
+    """None where nothing is to be published. `here`: there are no workers, the trainer does it all itself."""
+    return Publisher(kind, name, slots, limits, here) if runtime.is_on() else None
 
 
 class Publisher:
     """One loader's or pool's. The folder is made when there is something to see."""
 
-    def __init__(self, kind: str, name: str, slots: int, limits: dict[str, Any]) -> None:
+    def __init__(self, kind: str, name: str, slots: int, limits: dict[str, Any], here: bool = False) -> None:
         self.words: Any = memoryview(array("q", bytes(layout.size_bytes(slots))))  # the board's, once there is one
         self.slots = min(slots, layout.MOST_SLOTS)
+        self.here = here
         self.folder: Path | None = None
-        self._who = {"kind": kind, "name": name, "slots": slots, "limits": limits, "began": time.time()}
+        self.holds_until = 0.0  # so long figures alone are no reason to make it; as time.monotonic() tells it
+        self._who = {"kind": kind, "name": name, "slots": slots, "limits": limits, "began": time.time(), "here": here}
         self._waiting: list[dict[str, Any]] = [
             {"time": time.time(), "kind": "job-began", "pid": os.getpid(), "slots": slots}
         ]
@@ -173,15 +182,36 @@ def _identity() -> dict[str, Any]:
         folder = os.getcwd()
     except OSError:  # it was removed
         folder = ""
+    rank, world_size = _rank()
     return {
         "pid": pid,
         "start": runtime.start_of(pid),
         "command": " ".join(getattr(sys, "argv", None) or [sys.executable])[:500],
         "folder": folder,
-        "rank": _number("RANK"),
-        "world_size": _number("WORLD_SIZE"),
+        "rank": rank,
+        "world_size": world_size,
         "local_rank": _number("LOCAL_RANK"),
+        "run": "" if rank is None else f"{_launched_by()} {world_size}",
     }
+
+
+def _rank() -> tuple[int | None, int | None]:
+    """Of this process among others of its job, as torch.distributed or the launcher has it."""
+    group = sys.modules.get("torch.distributed")
+    with contextlib.suppress(Exception):  # a torch without it, or one that is being imported
+        if group is not None and group.is_initialized():
+            return group.get_rank(), group.get_world_size()
+    for rank, world_size in _RANKS:
+        found, among = _number(rank), _number(world_size)
+        if found is not None and (rank == "RANK" or (among or 0) > 1):  # slurm numbers single processes, too
+            return found, among
+    return None, None
+
+
+def _launched_by() -> str:
+    """The same for all ranks of a run on this machine."""
+    named = next((os.environ[name] for name in _RUNS if os.environ.get(name)), "")
+    return f"{named[:100]} {os.getppid()}"
 
 
 def _number(name: str) -> int | None:

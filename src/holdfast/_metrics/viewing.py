@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast._capture import blackbox, stacks
-from holdfast._capture.blackbox import BlackBox
+from holdfast._capture.blackbox import SLATE_WORDS, BlackBox, Slate
 from holdfast._metrics import history, layout, metering, runtime
 from holdfast._system import nameless
 from holdfast.incident import Stage
@@ -28,14 +28,16 @@ from holdfast.incident import Stage
 _PATIENCE_S = 0.5  # with a writer that has no processor in the middle of writing
 _LONGEST_S = 10.0  # that py-spy may take
 _START_STAGES = (Stage.STARTING, Stage.PREPARING, Stage.FORWARDING)
+_OWN_WORK = "the trainer's own work"
 _LOAD = ("on_cpu", "starved", "waiting", "idle", "disk", "seconds")
 
 _known: dict[str, Job] = {}
 
 
 def jobs(*, folder: str | os.PathLike[str] | None = None) -> list[Job]:
-    """Loaders and pools of this user on this machine, the oldest first: those that live, and those that ended not long
-    ago. Jobs that are long gone are swept. `folder`: where to look, instead of the user's runtime folder.
+    """Loaders and pools of this user on this machine, the oldest run first, ranks of a run together and in their order:
+    those that live, and those that ended not long ago. Jobs that are long gone are swept. `folder`: where to look,
+    instead of the user's runtime folder.
     """
     found = []
     for path, who in runtime.found(None if folder is None else Path(folder)):
@@ -47,7 +49,10 @@ def jobs(*, folder: str | os.PathLike[str] | None = None) -> list[Job]:
     home = str(runtime.folder() if folder is None else Path(folder))
     for key in [key for key in _known if os.path.dirname(key) == home and key not in alive]:
         _known.pop(key).close()
-    return sorted(found, key=lambda job: (job.began, job.key))
+    begun: dict[str, float] = {}
+    for job in found:
+        begun[job.run] = min(job.began, begun.get(job.run, job.began))
+    return sorted(found, key=lambda job: (begun[job.run], job.run, job.rank or 0, job.began, job.key))
 
 
 class Job:
@@ -61,7 +66,9 @@ class Job:
         self.folder = str(who.get("folder", ""))
         self.rank: int | None = who.get("rank")
         self.world_size: int | None = who.get("world_size")
+        self.run = str(who.get("run") or f"pid {self.pid}")  # ranks of one have it in common
         self.kind = str(who.get("kind", "loader"))
+        self.here = bool(who.get("here"))  # no workers: the trainer makes its batches itself
         self.name = str(who.get("name", ""))
         self.began = float(who.get("began", 0.0))
         self.limits: dict[str, Any] = who.get("limits") or {}
@@ -131,7 +138,9 @@ class Job:
         picture = layout.read(words)
         head, alive = picture.head, self.alive
         clock = time.monotonic_ns() if alive else head["clock_ns"]
-        waiting = max(0, clock - max(head["waiting_since_ns"], head["clock_ns"])) if head["waiting_since_ns"] else 0
+        slate = Slate(memoryview(picture.slate)) if self.here and len(picture.slate) == SLATE_WORDS else None
+        waits_since = head["waiting_since_ns"] if slate is None else slate.asked_ns if alive else 0
+        waiting = max(0, clock - max(waits_since, head["clock_ns"])) if waits_since else 0
         wait = (head["wait_ns"] + waiting) / 1e9
         in_epochs = head["epochs_ns"] + (max(0, clock - head["epoch_since_ns"]) if head["epoch_since_ns"] else 0)
         with contextlib.suppress(ValueError):
@@ -151,22 +160,27 @@ class Job:
             **counts,
             "wait_seconds": wait,
             "trainer_seconds": max(0.0, in_epochs / 1e9 - wait),
-            "waiting": bool(head["waiting_since_ns"]),
+            "waiting": bool(waits_since),
+            "here": self.here,
             "breaker": picture.texts["breaker"] or "closed",
             "advice": picture.texts["advice"],
             "cells": {"bytes": head["cell_bytes"], "count": head["cells"]},
             "memory_limit": head["memory_limit"] or None,
             "histograms": layout.histograms(picture.times),
             "by_verdict": by_verdict if isinstance(by_verdict, dict) else {},
-            "slots": [self._slot(n, row, head["memory_limit"], alive) for n, row in enumerate(picture.rows)],
+            "slots": [self._slot(n, row, head["memory_limit"], alive, slate) for n, row in enumerate(picture.rows)],
         }
 
-    def _slot(self, number: int, row: layout.Row, limit: int, alive: bool) -> dict[str, Any]:
+    def _slot(
+        self, number: int, row: layout.Row, limit: int, alive: bool, slate: Slate | None = None
+    ) -> dict[str, Any]:
         values = dict(row.values)
         if alive:
-            values.update(self._live(number, values))
+            values.update(self._live(number, values) if slate is None else _as_row(slate))
         state = layout.STATES[values["state"]] if 0 <= values["state"] < len(layout.STATES) else "empty"
-        here = alive and state in ("starting", "ready") and values["pid"] > 0
+        if slate is not None and alive:
+            state = "here"  # from the first batch on, before anything else is on the board
+        here = alive and state in ("starting", "ready", "here") and values["pid"] > 0
         if here and not _lives(values["pid"]):
             here, state = False, "dead"  # which the trainer has not heard yet, in a long step of its own
         stage = Stage(values["stage"]) if 0 <= values["stage"] <= max(Stage) else Stage.AT_WORK
@@ -186,7 +200,7 @@ class Job:
             "pid": values["pid"] if here else None,
             "incarnation": values["incarnation"],
             "state": state if alive else "closed",
-            "doing": stage.words if here else "",
+            "doing": (_OWN_WORK if state == "here" and stage is Stage.IDLE else stage.words) if here else "",
             "stage": stage.name.lower() if here else "",
             "batch": values["batch"] if here else -1,
             "sample": sample,
@@ -217,12 +231,7 @@ class Job:
         box = self._box(number, values)
         if box is None:
             return {}
-        row, _ = metering.row_of(box)
-        first = layout.ROW.index("stage")
-        told = dict(zip(layout.ROW[first:-1], row[first:-1]))
-        if box.pid > 0:
-            told["pid"] = box.pid
-        return told
+        return _as_row(box)
 
     def _box(self, number: int, values: dict[str, int]) -> BlackBox | None:
         whose = (values["holder"], values["box_fd"], values["incarnation"])
@@ -255,11 +264,21 @@ class Job:
         if not 0 <= slot < len(rows):
             raise ValueError(f"there is no slot {slot}, this {self.kind} has {len(rows)}")
         values = dict(rows[slot].values)
+        if self.here:
+            return self._of_trainer(what)
         if self.alive:
             values.update(self._live(slot, values))
         if not self.alive or not _lives(values["pid"]):
             return f"slot {slot} has no worker now"
         return self._stacks(slot, values) if what == "stacks" else self._recycle(slot, values)
+
+    def _of_trainer(self, what: str) -> str:
+        if not self.alive:
+            return "the job is over"
+        if what == "recycle":
+            return "there is no worker to recycle: with num_workers=0 the trainer makes its batches itself"
+        told = _py_spy(self.pid)
+        return told or f"only py-spy can see what the trainer (pid {self.pid}) runs: it is not installed, or may not"
 
     def _stacks(self, slot: int, values: dict[str, int]) -> str:
         told = _py_spy(values["pid"])
@@ -281,6 +300,16 @@ class Job:
         box.ask_to_leave()
         box.release()
         return f"worker {slot} (pid {values['pid']}) leaves after its next batch, and a fresh one takes its place"
+
+
+def _as_row(box: BlackBox) -> dict[str, int]:
+    """What a black box has of a slot's row."""
+    row, _ = metering.row_of(box)
+    first = layout.ROW.index("stage")
+    told = dict(zip(layout.ROW[first:-1], row[first:-1]))
+    if box.pid > 0:
+        told["pid"] = box.pid
+    return told
 
 
 def _lives(pid: int) -> bool:

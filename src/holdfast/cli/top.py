@@ -78,7 +78,10 @@ def _print_json(ended: bool) -> None:
     found = _found(ended)
     told = [
         {
-            **{name: getattr(job, name) for name in ("key", "pid", "command", "folder", "rank", "world_size", "kind")},
+            **{
+                name: getattr(job, name)
+                for name in ("key", "pid", "command", "folder", "rank", "world_size", "run", "kind")
+            },
             **{"name": job.name, "began": job.began, "alive": job.alive, "limits": job.limits},
             "snapshot": job.snapshot(),
             "events": _last_events(job),

@@ -100,7 +100,8 @@ def screen(view: View, width: int, height: int) -> list[Line]:
     shown = [
         Line(line.text, CHOSEN, line.choice) if line.choice and line.choice == view.chosen else line for line in shown
     ]
-    workers = sum(slot["pid"] is not None for seen in view.seen for slot in seen.snapshot.get("slots", ()))
+    slots = [slot for seen in view.seen for slot in seen.snapshot.get("slots", ())]
+    workers = sum(slot["pid"] is not None and slot["state"] != "here" for slot in slots)
     state = "  PAUSED" if view.paused else ""
     title = f"holdfast top  {_counted(len(view.seen), 'job')}, {_counted(workers, 'worker')}  by {view.sort}{state}"
     head = Line(title + view.clock.rjust(max(1, width - len(title))), HEAD)
@@ -145,7 +146,7 @@ def _job(seen: Seen, sort: str, width: int) -> list[Line]:
         figures.append(f"{seen.rate:.1f}/s")
     if seen.wait is not None and job.kind != "pool":
         figures.append(f"trainer waits {seen.wait:.0%}")
-    figures.append(_counted(s["workers"], "worker"))
+    figures.append("no workers, the trainer loads" if s.get("here") else _counted(s["workers"], "worker"))
     for name in ("restarts", "retries", "quarantined", "recycled"):
         if s[name]:
             figures.append(f"{s[name]} {name}")
@@ -188,10 +189,11 @@ def _slot(seen: Seen, slot: dict[str, Any], wide: int) -> Line:
         filled = min(room, round(room * used / limit)) if limit else 0
         bar = f"{'█' * filled}{'░' * (room - filled) if limit else ' ' * room}{spark:>8}"
     cpu = f"{slot['cpu']:.0%}" if slot["cpu"] is not None else ""
-    doing = slot["stage"].replace("_", " ")
+    here = slot["state"] == "here"
+    doing = "training" if here and slot["stage"] == "idle" else slot["stage"].replace("_", " ")
     text = (
-        f"  {slot['slot']:>4} {slot['state']:<8} {doing:<11} {sample!s:>9} {for_s:>6}  {bar:<{wide}} "
-        f"{words.size(used) if used is not None else '':>8} {cpu:>4} {slot['incarnation']:>5}"
+        f"  {'-' if here else slot['slot']:>4} {slot['state']:<8} {doing:<11} {sample!s:>9} {for_s:>6}  {bar:<{wide}} "
+        f"{words.size(used) if used is not None else '':>8} {cpu:>4} {'' if here else slot['incarnation']:>5}"
     )
     near = bool(limit and used and used > 0.85 * limit)
     return Line(text, BAD if near else PLAIN, ("slot", (seen.job.key, slot["slot"])))

@@ -55,7 +55,7 @@ class Watched:
     def about(self) -> dict[str, Any]:
         job = self.job
         return {
-            **{name: getattr(job, name) for name in ("key", "pid", "command", "folder", "rank", "world_size")},
+            **{name: getattr(job, name) for name in ("key", "pid", "command", "folder", "rank", "world_size", "run")},
             **{name: getattr(job, name) for name in ("kind", "name", "began", "limits")},
         }
 

@@ -23,6 +23,7 @@ _GROWING = ("leak", "copy-on-read", "cells-grow", "descriptor-leak", "thread-lea
 _FIRST = ("given-up", "breaker", "start")  # what explains the rest
 _LONG_S = 10.0  # that a worker has had one sample in hand
 _WAITING, _ON_DISK, _STARVED, _IDLE = 0.4, 0.5, 0.3, 0.5  # shares of a worker's time
+_NO_WORKER = "none: with num_workers=0 the trainer loads its batches itself"
 _MOST_NAMED = 6
 _MOST_WORKERS = 64
 
@@ -60,7 +61,7 @@ def findings(
     found += _breaker(story, snapshot)
     for trouble in story.troubles.values():
         if trouble.verdict not in _GROWING or trouble.workers_lost:
-            found.append(_of_trouble(trouble, known, noun))
+            found.append(_of_trouble(trouble, known, noun, here=bool(snapshot.get("here"))))
     found += _memory(story, snapshot, known)
     found += _long_in_hand(snapshot, noun)
     found += _behind(story, snapshot, cpus, noun)
@@ -77,7 +78,7 @@ def _order(finding: Finding) -> tuple[int, bool, bool]:
 # ---------------------------------------------------------------- samples that kill, hang or raise
 
 
-def _of_trouble(trouble: Trouble, known: Mapping[str, Sequence[str]], noun: str) -> Finding:
+def _of_trouble(trouble: Trouble, known: Mapping[str, Sequence[str]], noun: str, *, here: bool = False) -> Finding:
     hangs = "hang" in trouble.kind
     deadly = trouble.workers_lost > 0
     guilty = trouble.condemned or (trouble.samples if trouble.kind == "exception" else {})
@@ -106,7 +107,7 @@ def _of_trouble(trouble: Trouble, known: Mapping[str, Sequence[str]], noun: str)
         level,
         title,
         _with_words(trouble, guilty or trouble.samples, noun) or f"no {noun}: none was in hand",
-        _workers(trouble),
+        _NO_WORKER if here else _workers(trouble),
         trouble.since,
         _cost(trouble, noun),
         _changes(trouble, known, noun),
@@ -162,25 +163,28 @@ def _long_in_hand(snapshot: Mapping[str, Any], noun: str) -> list[Finding]:
     held = [
         slot
         for slot in snapshot.get("slots", ())
-        if slot["stage"] in ("fetching", "fetching_many", "collating") and slot["seconds"] >= _LONG_S
+        if slot["stage"] in ("fetching", "fetching_many", "collating", "at_work") and slot["seconds"] >= _LONG_S
     ]
     if not held or not snapshot.get("alive"):
         return []
     worst = max(held, key=lambda slot: slot["seconds"])
     sample = worst["sample"]
     which = f"{noun} {sample}" if sample is not None else f"batch {worst['batch']}"
+    here = bool(snapshot.get("here"))
+    remedy = f"FaultPolicy(sample_timeout={max(1, round(worst['seconds'] / 2))}) would end it and go on"
     return [
         Finding(
             "hang",
             "warn",
-            f"Worker {worst['slot']} has had {which} in hand for {_seconds(worst['seconds'])}",
+            f"{'The trainer' if here else 'Worker ' + str(worst['slot'])} has had {which} in hand for "
+            f"{_seconds(worst['seconds'])}",
             which,
-            ", ".join(f"worker {slot['slot']} (pid {slot['pid']})" for slot in held),
+            _NO_WORKER if here else ", ".join(f"worker {slot['slot']} (pid {slot['pid']})" for slot in held),
             snapshot["time"] - worst["seconds"],
-            f"{_seconds(worst['seconds'])} of this worker so far",
+            f"{_seconds(worst['seconds'])} of {'the trainer' if here else 'this worker'} so far",
             (
                 "the button «stacks» in its row says which line it is at",
-                f"FaultPolicy(sample_timeout={max(1, round(worst['seconds'] / 2))}) would end it and go on",
+                f"num_workers=1: then {remedy}" if here else remedy,
             ),
         )
     ]
@@ -272,6 +276,8 @@ def _behind(story: Story, snapshot: Mapping[str, Any], cpus: int, noun: str) -> 
     if story.rate:
         # own time alone bounds how fast batches could be taken
         cost += f"; it got {story.rate:.3g} batches a second, and could take {_could(story, share)}"
+    if snapshot.get("here"):
+        return [_loads_itself(story, wait, own, cost, cpus, noun)]
     which = f"no single {noun}: each batch takes a worker {_seconds(fetch)}" if fetch else f"no single {noun}"
     held = _slowest(snapshot, noun)
     who = f"all {workers} alike" if workers > 1 else "worker 0, the only one"
@@ -320,6 +326,26 @@ def _behind(story: Story, snapshot: Mapping[str, Any], cpus: int, noun: str) -> 
             why=why,
         )
     ]
+
+
+def _loads_itself(story: Story, wait: float, own: float, cost: str, cpus: int, noun: str) -> Finding:
+    """num_workers=0: what a batch takes is added to each step."""
+    each = wait / (wait + own) / story.rate if story.rate else 0.0
+    wanted = max(1, min(math.ceil(1.1 * wait / max(own, 1e-9)), max(1, cpus)))
+    return Finding(
+        "no-workers",
+        "warn",
+        "The trainer loads its batches itself, and waits for them",
+        f"no single {noun}" + (f": each batch takes {_seconds(each)}" if each else ""),
+        _NO_WORKER,
+        story.behind_since,
+        cost,
+        (
+            f'num_workers={wanted} (now 0; this machine has {_counted(cpus, "CPU")}), or num_workers="auto": then '
+            "batches are made while the trainer computes",
+        ),
+        why="a batch is fetched and collated between two steps; nothing is made ahead",
+    )
 
 
 def _could(story: Story, share: float) -> str:
@@ -412,7 +438,7 @@ def _all_well(story: Story, snapshot: Mapping[str, Any], noun: str) -> Finding:
         "good",
         "Nothing is wrong",
         f"no {noun} was left out",
-        "none was lost",
+        _NO_WORKER if snapshot.get("here") else "none was lost",
         story.began,
         share,
         ("nothing",),

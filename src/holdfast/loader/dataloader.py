@@ -133,7 +133,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.share_dataset = share_dataset
         self._moved: dict[int, tuple[Any, Any]] = {}  # what is shared of the dataset, from one epoch to the next
         self._latest: weakref.ref[SupervisedIterator] | None = None
-        self._meter: Meter | None = None  # once there are workers
+        self._meter: Meter | None = None  # once there was a pass
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._bookmark = Bookmark(self)
         self.journal_position, self.journal_every, self.journal_resume = journal_position, journal_every, journal_resume

@@ -24,12 +24,12 @@ from holdfast._forensics.ledger import COUNTS
 from holdfast._worker.loop import StreamEnded, TaskFailed
 from holdfast._worker.randomness import Randomness
 from holdfast.incident import Decision, Failure, InHand
-from holdfast.loader import agreeing, position
+from holdfast.loader import agreeing, here, position
 from holdfast.loader.door import Door, give_up_error, replacement_pool
 from holdfast.loader.jobs import JobSettings
 from holdfast.loader.raising import reraise
 from holdfast.loader.samples import MapJob
-from holdfast.loader.single import Passage
+from holdfast.loader.single import Passage, Unprofiled
 from holdfast.loader.source import Found
 from holdfast.loader.streams import StreamJob
 from holdfast.records import Event, Outcome
@@ -38,7 +38,7 @@ _OVER = object()  # what a sampler that has no more is taken to give
 
 
 class _NoBox:
-    """Nobody reads the black box of a process that cannot be replaced."""
+    """Where nothing is published, nobody reads the black box of a process that cannot be replaced."""
 
     def __init__(self) -> None:
         self.words = [0] * 64
@@ -48,6 +48,9 @@ class _NoBox:
     def note_stand_in(self, index: object) -> None: ...
     def finished(self) -> None: ...
     def was_healthy(self, nanoseconds: int) -> None: ...
+
+
+_NO_BOX = _NoBox()
 
 
 class _NoArena:
@@ -70,7 +73,7 @@ class InlineEngine:
     """Engine and desk in one: a task is done while it is sent."""
 
     def __init__(self, job: MapJob | StreamJob) -> None:
-        self.box = _NoBox()
+        self.box: Any = _NO_BOX
         self.arena = _NoArena()
         self.randomness = Randomness()
         self.last_random = self.randomness.read()
@@ -78,6 +81,7 @@ class InlineEngine:
         self.place: bytes | None = None
         self.samples = 0
         self.timed = False
+        self.collating_ns = self.sending_ns = 0
         self.epoch = 0
         self.allowance = None  # the trainer's own process is not to be replaced
         self.door: Door | None = None
@@ -172,7 +176,7 @@ class InlineEngine:
         self._news.append((event, payload))
 
 
-class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
+class InlineIterator(Unprofiled):
     def __init__(self, loader: Any) -> None:
         bookmark = self._bookmark = loader._bookmark
         told = (bookmark.resumed or {}).get("begun")
@@ -211,6 +215,11 @@ class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
         self._runner = engine.runner = Runner(engine, self._machine, self._door)
         self._ledger.breaker = self._machine.breaker
         self._machine.breaker.replaceable = False
+        self._engine = engine
+        seen = self._seen = here.attach(loader, self, batched=self._auto_collation, noted=False)
+        if isinstance(seen, here.Seen):
+            seen.door, self._runner.listener = self._door, seen.saw
+        self._is_told = False
         if told is not None and "place" in told:
             engine.place = position.to_bytes(told["place"])
         if stream:
@@ -222,8 +231,24 @@ class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
         self._told = False
         self._over = False
         self._agreement = agreeing.agreement_of(policy)
+        seen.begin(self._seq)
 
     def _next_data(self) -> Any:
+        seen, engine = self._seen, self._engine
+        self._is_told = seen.asked()
+        engine.samples, engine.timed, engine.box = 0, False, _NO_BOX
+        try:
+            data = self._next_batch()
+        except BaseException:
+            seen.failed()
+            raise
+        if self._is_told:
+            seen.gave(data, engine.samples)
+        else:
+            seen.passed(data, engine.samples)
+        return data
+
+    def _next_batch(self) -> Any:
         self._agreement.look()
         while True:
             if self._runner.given_up is not None:
@@ -239,6 +264,8 @@ class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
                 return self._leave()
             seq, self._seq = self._seq, self._seq + 1
             self._door.draw(seq, index)
+            if self._is_told:
+                self._seen.leaves_to(self._engine, seq, index)
             self._runner.tell(r.TaskSubmitted(seq, 0, self._door.size_of(seq), True, *self._door.known_bad(seq)))
             self._runner.wait(0)
             self._count()
@@ -286,3 +313,4 @@ class InlineIterator(torch_loader._SingleProcessDataLoaderIter):
         self._passage.end()
         self._door.remember(self._machine.breaker.good_batch)
         self._ledger.end_epoch()
+        self._seen.end()

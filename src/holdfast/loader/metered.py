@@ -88,7 +88,7 @@ class LoaderMetered(Metered):
 
 def attach(loader: Any, runner: Runner, machine: Machine, engine: Any, door: Any) -> Unmetered:
     meter = loader._meter
-    if meter is None or not meter.is_mine:
+    if meter is None or not meter.is_mine or meter.publisher.here:
         name = type(loader.dataset).__name__
         limits = {"memory": loader._limits.memory_bytes, "budget": loader._budget}
         publisher = publishing.new("loader", name, len(machine.slots), limits)

@@ -1,7 +1,7 @@
 """num_workers=0 where exceptions are simply raised: torch's own iterator, which can also say where it is.
 
 Reads   the dataset, through torch's fetcher.
-Writes  the ledger's counts.
+Writes  the ledger's counts; what is published of the pass.
 Never   changes what torch does with a batch.
 
 Here random augmentation draws from the trainer's own generators. A position has them as they were at `state_dict()`,
@@ -16,10 +16,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.utils.data import dataloader as torch_loader
 from torch.utils.data._utils import pin_memory as torch_pin
 
-from holdfast.loader import drawing
+from holdfast.loader import drawing, here
 from holdfast.loader.jobs import is_stateful
 from holdfast.loader.resuming import Begun, Bookmark
 from holdfast.loader.streams import snapshot_of
@@ -86,7 +87,19 @@ class Passage:
         return Counter()
 
 
-class SingleIterator(torch_loader._SingleProcessDataLoaderIter):
+class Unprofiled(torch_loader._SingleProcessDataLoaderIter):
+    """Does not tell a profiler that nobody runs: that takes longer than a small batch."""
+
+    def __next__(self) -> Any:
+        stream = self._dataset_kind == torch_loader._DatasetKind.Iterable
+        if stream or self._sampler_iter is None or torch._C._autograd._profiler_enabled():
+            return super().__next__()
+        data = self._next_data()  # type: ignore[no-untyped-call]
+        self._num_yielded += 1
+        return data
+
+
+class SingleIterator(Unprofiled):
     def __init__(self, loader: Any) -> None:
         self._bookmark: Bookmark = loader._bookmark
         resumed = self._bookmark.resumed or {}
@@ -115,19 +128,37 @@ class SingleIterator(torch_loader._SingleProcessDataLoaderIter):
                         fetcher.fetch(next(self._passage.iterator))
         self._starts_over = told is None and bool(dataset)
         self._passage.tell = _teller(loader.dataset, fetcher, stream)
+        one_by_one = stream is not None or not getattr(loader.dataset, "__getitems__", None)
+        self._is_stream = stream is not None and self._auto_collation
+        self._seen = here.attach(loader, self, batched=self._auto_collation, noted=one_by_one)
+        self._seen.begin(self._passage.taken)
 
     def _next_data(self) -> Any:
+        seen = self._seen
+        told = seen.asked()
         try:
             index = next(self._sampler_iter)
-            data = self._fetch(index)
+            data = self._fetch(seen.takes(index) if told else index)
+            if self._pin_memory:
+                data = torch_pin.pin_memory(data, self._pin_memory_device)
         except StopIteration:
+            seen.failed()
             self._passage.end()
             self._ledger.end_epoch()
+            seen.end()
             raise
-        if self._pin_memory:
-            data = torch_pin.pin_memory(data, self._pin_memory_device)
+        except BaseException:
+            seen.failed()
+            raise
         self._bookmark.delivered(self._passage)
         self._ledger.delivered += 1
+        samples = len(index) if self._auto_collation and hasattr(index, "__len__") else 1
+        if self._is_stream and self._dataset_fetcher.ended:
+            samples = here.samples_in(data, samples)
+        if told:
+            seen.gave(data, samples)
+        else:
+            seen.passed(data, samples)
         return data
 
     def _fetch(self, index: Any) -> Any:

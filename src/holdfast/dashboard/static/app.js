@@ -29,6 +29,7 @@ class Card {
     this.node = el("article", { class: "card job", "data-job": job.key, "aria-labelledby": `title-${job.key}` },
       el("header", {}, title, el("p", { class: "faint command" }, `${job.about.command} · pid ${job.about.pid} · ${job.about.folder}`)),
       this.findings.node, this.figures, this.plots.map((plot) => plot.node), this.tables.map((each) => each.node));
+    this.plots[1].node.hidden = Boolean(job.snapshot.here); // there is no worker whose memory could be shown
   }
 
   update(force) {
@@ -72,8 +73,16 @@ function isShown(job) {
   return first.slice(0, MOST_AT_FIRST).includes(job) || cards.has(job.key);
 }
 
+// The oldest run first, ranks of a run together.
+function inOrder() {
+  const begun = new Map();
+  for (const { about: { run, began } } of jobs.values()) begun.set(run, Math.min(began, begun.get(run) ?? began));
+  return [...jobs.values()].sort(({ about: a }, { about: b }) => begun.get(a.run) - begun.get(b.run)
+    || a.run.localeCompare(b.run) || (a.rank ?? 0) - (b.rank ?? 0) || a.began - b.began);
+}
+
 function draw(force = false) {
-  const all = [...jobs.values()];
+  const all = inOrder();
   const shown = all.filter(isShown);
   keepRows(at("chooser"), all, (job) => job.key, (job) => {
     const box = el("input", { type: "checkbox", on: { change: () => { chosen.set(job.key, box.checked); draw(true); } } });

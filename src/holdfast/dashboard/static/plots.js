@@ -141,8 +141,10 @@ export class Timeline {
     this.job = job;
     this.canvas = el("canvas", { role: "img", class: "timeline" });
     this.summary = el("p", { class: "summary" });
-    const legend = el("ul", { class: "legend" }, LEGEND.map(([name, words]) => el("li", {}, el("i", { class: `swatch ${name}` }), words)));
-    this.node = el("section", {}, el("h3", {}, "What each worker did when"), this.canvas, legend, this.summary);
+    const here = Boolean(job.snapshot.here); // no workers: the trainer fetches and collates, or does its own work
+    this.legend = here ? [["fetching", "fetching"], ["collating", "collating"], ["waiting", "its own work"]] : LEGEND;
+    const legend = el("ul", { class: "legend" }, this.legend.map(([name, words]) => el("li", {}, el("i", { class: `swatch ${name}` }), words)));
+    this.node = el("section", {}, el("h3", {}, here ? "What the trainer did when" : "What each worker did when"), this.canvas, legend, this.summary);
   }
 
   update() {
@@ -189,8 +191,8 @@ export class Timeline {
     }
     const all = Object.values(shares).reduce((a, b) => a + b, 0);
     const deaths = this.job.of("worker-died").length;
-    const words = all ? `Looked at twice a second: ${LEGEND.filter(([name]) => shares[name] / all >= 0.01)
-      .map(([name, said]) => `${said} ${percent(shares[name] / all)}`).join(", ")}. Deaths: ${deaths}.` : "Nothing yet.";
+    const words = all ? `Looked at twice a second: ${this.legend.filter(([name]) => shares[name] / all >= 0.01)
+      .map(([name, said]) => `${said} ${percent(shares[name] / all)}`).join(", ")}.${this.job.snapshot.here ? "" : ` Deaths: ${deaths}.`}` : "Nothing yet.";
     text(this.summary, words);
     box.setAttribute("aria-label", words);
     box.dataset.rows = String(rows.size);

@@ -27,7 +27,7 @@ export class Slots {
     this.job = job;
     const [holder, body] = table("Workers as they are now", ["worker", "does", `${job.noun} in hand`, "for", "memory", "CPU", "restarts", "ask"]);
     this.body = body;
-    this.node = el("section", {}, el("h3", {}, "Workers now"), holder);
+    this.node = el("section", {}, el("h3", {}, job.snapshot.here ? "Now" : "Workers now"), holder);
   }
 
   update() {
@@ -45,7 +45,8 @@ export class Slots {
   }
 
   show(shown, slot) {
-    put(shown, "slot", slot.pid ? `${slot.slot} (pid ${slot.pid})` : String(slot.slot));
+    const name = slot.state === "here" ? "none: the trainer" : slot.slot;
+    put(shown, "slot", slot.pid ? `${name} (pid ${slot.pid})` : String(name));
     const doing = slot.pid ? slot.doing : slot.state === "closed" ? "has gone" : "nobody is there";
     text(shown.querySelector('[data-of="doing"] span'), doing);
     shown.querySelector(".swatch").className = `swatch ${slot.pid ? groupOf(slot.stage) : slot.state === "closed" ? "waiting" : "dead"}`;
@@ -58,7 +59,7 @@ export class Slots {
     if (held && limit) meter.value = Math.min(1, held / limit);
     put(shown, "cpu", slot.cpu === null ? "—" : `${Math.round(slot.cpu * 100)} %`);
     put(shown, "restarts", String(slot.restarts));
-    for (const button of shown.querySelectorAll("button")) button.disabled = !slot.pid;
+    for (const button of shown.querySelectorAll("button")) button.disabled = !slot.pid || (slot.state === "here" && button.dataset.what === "recycle");
   }
 }
 
