@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -82,9 +83,11 @@ def test_a_loader_or_dataset_is_found_by_module_or_file(folder, capsys, place):
         ("made_up_data.py:", "'made_up_data.py:' names no attribute"),
         (":dataset", "names no attribute"),
         ("", "'' names no attribute; write module:dataset"),
-        ("made_up_data:datset", "made_up_data has no attribute 'datset'; it has made_up_data:dataset"),
+        ("made_up_data:datset", "made_up_data has no attribute 'datset'; did you mean made_up_data:dataset?"),
+        ("made_up_data:Square", "has no attribute 'Square'; did you mean made_up_data:Squares?"),
+        ("made_up_data:xyz", "made_up_data has no attribute 'xyz'; it has made_up_data:dataset"),
         ("made_up_data:number", "made_up_data:number is an int: neither a DataLoader nor a dataset"),
-        ("made_up_data:needs", "name a function that needs none"),
+        ("made_up_data:needs", "name a function that needs none (def make(): return needs(…))"),
         ("made_up_data:fails", "made_up_data:fails() raised OSError: no such bucket (made_up_data.py:16)"),
         ("made_up_data:leaves", "made_up_data:leaves() raised SystemExit: 3"),
         ("no_such_data:dataset", "there is no module 'no_such_data' here or in sys.path"),
@@ -155,3 +158,26 @@ def test_json_is_all_there_is_on_standard_output(tmp_path, words, answer, said):
     assert ended.returncode == 0, ended.stderr
     assert answer in json.loads(ended.stdout).items()
     assert {"loading", "fetching", "natively", *said} <= set(ended.stderr.split())
+
+
+@pytest.mark.parametrize("verb", ["check", "bench", "doctor"])
+def test_whoever_interrupts_a_verb_while_it_imports_is_told_so_in_a_word(tmp_path, verb):
+    """Not by a traceback, and not by a status that says that something was found."""
+    (tmp_path / "slow_data.py").write_text("import threading\nprint('ready', flush=True)\nthreading.Event().wait(60)\n")
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+
+    with subprocess.Popen(
+        [sys.executable, "-m", "holdfast", verb, "slow_data:dataset"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        said, cried = process.communicate(timeout=60)
+
+    assert (process.returncode, said, cried) == (130, "", "interrupted\n")

@@ -8,10 +8,12 @@ Never   imports a verb that was not asked for, or torch.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 import click
 
+INTERRUPTED = 130  # as shells have it
 # in the order in which one needs them
 VERBS = ("doctor", "check", "bench", "chaos", "run", "top", "dash", "incidents", "report", "explain", "forget")
 
@@ -29,6 +31,13 @@ class _Verbs(click.Group):
         command: click.Command = module.command
         command.help = module.__doc__
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # where a verb has nothing of its own to say, such as while torch is imported
+            click.echo("interrupted", err=True)
+            sys.exit(INTERRUPTED)
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})

@@ -16,7 +16,8 @@ Samples are fetched in processes of their own: one that kills does not kill the
 doctor. Findings are ranked: will kill, may kill, changes data, slows down; each
 comes with what to type.
 
-Exit status: 0 nothing that kills, 1 something will or may kill, 2 wrong usage.
+Exit status: 0 nothing that kills, 1 something will or may kill, 2 wrong usage,
+130 interrupted.
 """
 
 from __future__ import annotations

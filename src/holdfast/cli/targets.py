@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import difflib
 import importlib
 import importlib.util
 import logging
@@ -94,7 +95,8 @@ def _made(maker: Any, name: str) -> Any:
     except BaseException as error:  # a script's SystemExit, too
         hint = ""
         if isinstance(error, TypeError) and error.__traceback__ is not None and error.__traceback__.tb_next is None:
-            hint = "; it is called without arguments: name a function that needs none"
+            kind = getattr(maker, "__name__", "Dataset")
+            hint = f"; it is called without arguments: name a function that needs none (def make(): return {kind}(…))"
         raise TargetError(f"{name}() raised {_told(error)}{hint}") from None
 
 
@@ -157,10 +159,23 @@ def _attribute(module: ModuleType, place: str, path: str) -> Any:
         try:
             value = getattr(value, part)
         except AttributeError:
-            raise TargetError(f"{place} has no attribute {path!r}{_candidates_in(module, place)}") from None
+            near = _near(module, place, path) or _candidates_in(module, place)
+            raise TargetError(f"{place} has no attribute {path!r}{near}") from None
         except Exception as error:
             raise TargetError(f"{place}:{path} cannot be read: {_told(error)}") from None
     return value
+
+
+def _near(module: ModuleType, place: str, path: str) -> str:
+    """What the module has of nearly the same name: data, and what may make it."""
+    known = [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and (is_loader(value) or _is_dataset(value) or getattr(value, "__module__", None) == module.__name__)
+    ]
+    found = difflib.get_close_matches(path, known, n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(f'{place}:{name}' for name in found)}?" if found else ""
 
 
 def _candidates(place: str) -> str:
