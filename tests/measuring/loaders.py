@@ -47,4 +47,5 @@ collating = DataLoader(Slow(0.0), 4, num_workers=2, collate_fn=slow_collate, mul
 hanging = DataLoader(Slow(3600.0), 4, num_workers=1, multiprocessing_context="fork")
 stream = DataLoader(Numbers(), 20)
 batches = DataLoader(Slow(0.0), batch_sampler=[[1, 2], [3, 4], [5]] * 20)
+empty = DataLoader(Slow(0.0, 0), 4)
 tiny = DataLoader(torch.utils.data.TensorDataset(torch.arange(3)), 1)

@@ -48,8 +48,8 @@ def test_any_loader_is_measured_and_left_as_it_is(loader):
     assert vars(loader) == before
 
 
-def test_a_loader_of_ours_keeps_its_options_and_its_quarantine_to_itself():
-    """Trials have incidents of their own."""
+def test_a_loader_of_ours_keeps_its_options_and_its_quarantine_to_itself(caplog):
+    """Trials have incidents of their own, and the log has none of them."""
     loader = holdfast.DataLoader(Bad(), 4, num_workers=3, faults="skip", multiprocessing_context="fork")
 
     report = holdfast.bench(loader, workers=[0, 1], prefetch=[3], batches=8)
@@ -58,6 +58,7 @@ def test_a_loader_of_ours_keeps_its_options_and_its_quarantine_to_itself():
     assert (report.trials[0].prefetch, report.trials[0].shares) == (None, {})
     assert not loader.incidents
     assert not loader.quarantine
+    assert not caplog.records
     twin = twin_of(loader, 2, 5)
     assert (twin.num_workers, twin.prefetch_factor, twin.faults) == (2, 5, "skip")
     assert (loader.num_workers, loader.prefetch_factor) == (3, 2)
@@ -112,7 +113,7 @@ def test_settings_are_the_least_that_serve(tried, step, chosen):
     ("idle", "waiting", "said"),
     [
         (0.6, 0.0, "are idle 60% of their time: the consumer is the slower"),
-        (0.5, 0.95, "though the consumer waits: some batches take"),
+        (0.5, 0.95, "though the consumer waits: some batches take far longer"),
         (0.0, 0.95, "spend most of their time in fetch"),
     ],
 )
@@ -120,7 +121,10 @@ def test_idle_workers_are_explained_by_what_the_consumer_does(idle, waiting, sai
     shares = {"fetch": 0.9 - idle, "collate": 0.05, "transport": 0.05, "idle": idle}
     tried = replace(trial(2, 100.0, waiting=waiting), shares=shares)
 
-    assert said in str(BenchReport("mine", (tried,), (2, 2)))
+    text = lines(BenchReport("mine", (tried,), (2, 2)))
+
+    assert said in " ".join(" ".join(text).split())
+    assert max(map(len, text)) <= 80
 
 
 def test_the_table_has_every_trial_and_says_which_is_yours():
@@ -130,7 +134,8 @@ def test_the_table_has_every_trial_and_says_which_is_yours():
     text = lines(report)
 
     assert text[4].split() == ["2", "2", "1,000", "0.10", "s", *["25"] * 4, "100", "1", "GiB"]
-    assert text[5].endswith("yours")
+    assert (text[4][0], text[5][0], text[6]) == (" ", "*", "  * yours")
+    assert max(map(len, text)) <= 80
     assert "  recommended   num_workers=2, prefetch_factor=2   1,000 batches/s, 1 GiB" in text
     assert "  yours         num_workers=8, prefetch_factor=2   1,010 batches/s, 1 GiB" in text
 
@@ -168,7 +173,7 @@ def test_the_command_prints_a_table_and_draws_it(tmp_path):
     )
 
     assert result.exit_code == 0, result.output
-    assert "measuring.loaders:fetching: 1 trials" in result.output
+    assert "measuring.loaders:fetching: 1 trial in" in result.output
     assert "recommended   num_workers=1, prefetch_factor=2" in result.output
     assert plot.read_text().lstrip().startswith("<?xml")
 
@@ -186,7 +191,10 @@ def test_the_command_answers_programs_and_says_by_its_status_what_went_wrong(mon
     assert (told.exit_code, nothing.exit_code) == (0, 1)
     assert unplotted.exit_code == 2
     assert "pip install matplotlib" in unplotted.output
-    assert ask("checking.datasets:good").exit_code == 2
+    dataset, empty = ask("checking.datasets:good"), ask("measuring.loaders:empty", *fast[:-1])
+    assert (dataset.exit_code, empty.exit_code) == (2, 1)
+    assert "checking.datasets:good is a dataset, and a DataLoader is measured: give --batch-size" in dataset.output
+    assert "nothing was measured: it gives no batches; has its dataset samples?" in empty.output
 
 
 @pytest.mark.parametrize(

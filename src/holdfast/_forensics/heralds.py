@@ -7,13 +7,30 @@ Never   raises: what a listener raises is logged, once.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 from holdfast._forensics import journal, tally
 from holdfast.incident import Incident
 
 log = logging.getLogger("holdfast")
+
+
+@contextlib.contextmanager
+def hushed() -> Iterator[None]:
+    """What this thread's loaders have to tell stays out of the log: whoever looks for it has a better answer."""
+    own = threading.get_ident()
+
+    def lets_pass(record: logging.LogRecord) -> bool:
+        return record.thread != own or record.levelno >= logging.ERROR
+
+    log.addFilter(lets_pass)
+    try:
+        yield
+    finally:
+        log.removeFilter(lets_pass)
 
 
 class Herald:

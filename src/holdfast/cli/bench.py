@@ -79,6 +79,8 @@ class Span(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic 
 def command(target: str, as_json: bool, **options: Any) -> None:
     targets.hush()
     found = targets.load(target)
+    if found.loader is None and options["batch_size"] is None:
+        raise click.UsageError(f"{target} is a dataset, and a DataLoader is measured: give --batch-size 64, or yours")
     from holdfast.measuring import bench as measuring
 
     try:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from holdfast._forensics import heralds
 from holdfast._system import cpus
 from holdfast.loader.dataloader import DataLoader
 from holdfast.measuring import plot as plotting
@@ -110,11 +111,12 @@ def bench(
         if shown
         else None
     )
-    for one in bar.around(all_trials()) if bar is not None else all_trials():
-        found.append(one)
-        if bar is not None:
-            bar.add(1, 0 if one.is_measured else 1)
-            bar.tick()
+    with heralds.hushed():  # the same bad sample in every epoch of every trial; the report counts them
+        for one in bar.around(all_trials()) if bar is not None else all_trials():
+            found.append(one)
+            if bar is not None:
+                bar.add(1, 0 if one.is_measured else 1)
+                bar.tick()
     ordered = tuple(sorted(found, key=lambda one: (one.workers, one.prefetch or 0)))
     report = BenchReport(
         label, ordered, (own, own_prefetch if own else None), step, time.monotonic() - begun, usable, _advice(ordered)

@@ -8,15 +8,17 @@ Never   recommends what was not tried.
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from holdfast.measuring.trial import PARTS, Trial
+from holdfast.measuring.trial import NO_BATCHES, PARTS, Trial
 from holdfast.quantities import in_words
 
 _NEARLY = 0.95  # of the most: what is faster by less is not worth a worker
 _MUCH = 0.3  # of the time: somebody waits for somebody
+_WIDTH = 80
 _HARDLY = 0.05  # of the consumer's time: waits that nobody minds
 
 
@@ -72,25 +74,34 @@ def lines(report: BenchReport) -> list[str]:
     """The report for a terminal."""
     step = f", {report.step_s * 1e3:g} ms of a step after each batch" if report.step_s else ""
     out = [
-        f"{report.loader}: {len(report.trials)} trials in {report.seconds:.0f} s, {report.cpus:g} CPUs{step}",
+        f"{report.loader}: {_count(len(report.trials), 'trial')} in {report.seconds:.0f} s,"
+        f" {_count(report.cpus, 'CPU')}{step}",
         "",
-        "                               first         time of workers, %        consumer   memory",
-        "  workers  prefetch  batches/s  batch    fetch collate transport idle   waits, %     PSS",
+        "                             first     time of workers, %        waits   memory",
+        "  workers prefetch batches/s batch  fetch collate transport idle     %      PSS",
     ]
-    out += [_row(trial, (trial.workers, trial.prefetch) == report.yours) for trial in report.trials]
+    out += [_row(trial, _is_yours(trial, report)) for trial in report.trials]
+    out += ["  * yours"] if any(_is_yours(trial, report) for trial in report.trials) else []
+    problems = [trial.problem for trial in report.trials]
+    if set(problems) == {NO_BATCHES}:
+        return [*out, "", f"  nothing was measured: {NO_BATCHES}"]
     out += [f"  {_named(trial)}: {trial.problem}" for trial in report.trials if trial.problem]
     chosen = report.recommended
     if chosen is None:
         return [*out, "", "  no trial had a batch in time: give it more --seconds"]
     out += ["", f"  recommended   {_settings(chosen)}   {_speaking_for(chosen)}"]
-    yours = next((trial for trial in report.trials if (trial.workers, trial.prefetch) == report.yours), None)
+    yours = next((trial for trial in report.trials if _is_yours(trial, report)), None)
     if yours is not None and yours is not chosen and yours.is_measured:
         out.append(f"  yours         {_settings(yours)}   {_speaking_for(yours)}")
     if chosen.shares:
-        out.append(f"  its workers   {_of_workers(chosen)}")
+        out += _labelled("its workers", _of_workers(chosen))
     if report.advice:
-        out.append(f"  advice        {report.advice}")
+        out += _labelled("advice", report.advice)
     return out
+
+
+def _labelled(label: str, text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent=f"  {label:<13} ", subsequent_indent=" " * 16)
 
 
 def _of_workers(trial: Trial) -> str:
@@ -98,9 +109,9 @@ def _of_workers(trial: Trial) -> str:
     idle = trial.shares["idle"]
     if idle > _MUCH and trial.waiting > _MUCH:
         return (
-            f"are idle {idle:.0%} of their time though the consumer waits: some batches take\n"
-            "                far longer, and those after them may not pass. A larger prefetch_factor,\n"
-            "                in_order=False, or find the slow samples: holdfast check"
+            f"are idle {idle:.0%} of their time though the consumer waits: some batches take far longer, and "
+            "those after them may not pass. A larger prefetch_factor, in_order=False, or find the slow samples: "
+            "holdfast check"
         )
     if idle > 0.5:
         return f"are idle {idle:.0%} of their time: the consumer is the slower"
@@ -108,19 +119,31 @@ def _of_workers(trial: Trial) -> str:
     return f"spend most of their time in {part}: {trial.shares[part]:.0%}"
 
 
+def _is_yours(trial: Trial, report: BenchReport) -> bool:
+    return (trial.workers, trial.prefetch) == report.yours
+
+
 def _row(trial: Trial, is_yours: bool) -> str:
+    """In 80 columns."""
     prefetch = "-" if trial.prefetch is None else str(trial.prefetch)
-    head = f"  {trial.workers:>7}  {prefetch:>8}"
+    head = f"{'*' if is_yours else ' '} {trial.workers:>7} {prefetch:>8}"
     if not trial.is_measured:
-        return head + "          -"
-    first = f"{trial.first_batch_s:6.2f} s" if trial.first_batch_s is not None else "       -"
+        return head + "         -"
+    first = _first(trial.first_batch_s) if trial.first_batch_s is not None else "-"
     shares = "".join(
         f"{trial.shares[part] * 100:{width}.0f}" if trial.shares else "-".rjust(width)
-        for part, width in zip(PARTS, (8, 8, 10, 5), strict=True)
+        for part, width in zip(PARTS, (6, 8, 10, 5), strict=True)
     )
     memory = in_words(trial.memory_bytes) if trial.memory_bytes is not None else "-"
-    mark = "  yours" if is_yours else ""
-    return f"{head}  {_rate(trial.batches_per_s):>9} {first}{shares}{trial.waiting * 100:11.0f} {memory:>10}{mark}"
+    return f"{head} {_rate(trial.batches_per_s):>9} {first:>6}{shares}{trial.waiting * 100:6.0f} {memory:>8}"
+
+
+def _first(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.0f} s"
+
+
+def _count(number: float, what: str) -> str:
+    return f"{number:g} {what}{'' if number == 1 else 's'}"
 
 
 def _rate(rate: float) -> str:

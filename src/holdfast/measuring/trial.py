@@ -40,6 +40,7 @@ _PART_OF = {
     Stage.IDLE: "idle",
 }
 _LOOK_S = 0.05
+NO_BATCHES = "it gives no batches; has its dataset samples?"
 _SURE = 3
 _SAMPLE_S = 0.003
 _MEMORY_S = 1.0  # between two looks at PSS: they stop the process that is looked at
@@ -172,7 +173,7 @@ class _Running:
             given = self.batches
             with self._opened() as (batches, sampler):
                 self._pass(batches, sampler, begun)
-            if self._is_over():
+            if self.problem == NO_BATCHES or self._is_over():
                 return
             if self.batches == given and self._passes_are_short():
                 self.problem = self.problem or "it gave no batch, or only the first ones of each worker"
@@ -208,6 +209,8 @@ class _Running:
                 try:
                     batch = next(batches)
                 except StopIteration:
+                    if self._first_s is None:
+                        self.problem = NO_BATCHES
                     break
                 now = time.monotonic()
                 if self._first_s is None:
