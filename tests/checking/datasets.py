@@ -129,5 +129,6 @@ class Skipping(Numbers):
 
 planted = Planted(2000, {7: "exception", 500: "os-exit", 1999: "lock-as-result"})
 good = Planted(300, {})
+empty = Planted(0, {})
 loader = torch.utils.data.DataLoader(planted, batch_size=10, num_workers=2)
 gone = Files([f"{number}.png" for number in range(100)], bad=tuple(f"{number}.png" for number in range(100)))

@@ -15,8 +15,11 @@ from click.testing import CliRunner
 
 import holdfast
 from checking.datasets import KINDS, MIB, Planted, Stream, Uneven, planted
+from holdfast.checking.report import CheckReport, Figures, lines
 from holdfast.cli import main
 from holdfast.errors import PositionError
+from holdfast.loader.fingerprint import Fingerprint
+from holdfast.loader.quarantine_file import BadSample
 from transport.watching import wait_until
 
 pytestmark = pytest.mark.faults
@@ -67,7 +70,23 @@ def test_slow_and_huge_samples_are_named_and_figures_are_right():
     assert "max 3 MiB (sample 77)" in str(report)
 
 
-def test_shards_are_the_whole_and_a_sample_is_spread_evenly():
+def test_a_page_keeps_to_the_width_of_its_terminal():
+    """A cause has a line of its own where there is no room beside the sample; in a file it has."""
+    bad = BadSample(7, verdict="exception", cause="OSError: " + "far too long " * 20, incident="0123abcd")
+    none = Figures()
+    report = CheckReport(
+        "data", 9, 9, (bad,), none, none, (), (), (), ("x" * 200,), 1.0, 1, "", Fingerprint("D", "map", 9)
+    )
+
+    narrow, wide = lines(report, 80), lines(report)
+
+    assert max(map(len, narrow)) == 80
+    assert narrow[6].startswith("      OSError: far too long")
+    assert max(map(len, wide)) == 120
+    assert wide[5].startswith("    7                    exception            0123abcd  OSError: far too long")
+
+
+def test_shards_are_the_whole_and_a_sample_is_spread_evenly(caplog):
     """Eight machines check everything once between them; a share of it has some of every part."""
     found = [holdfast.check(planted, workers=1, shard=(n, 3), start_method="fork") for n in (1, 2, 3)]
     some = holdfast.check(planted, workers=1, sample="5%", start_method="fork", seed=3)
@@ -76,6 +95,7 @@ def test_shards_are_the_whole_and_a_sample_is_spread_evenly():
     assert [[sample.index for sample in report.bad] for report in found] == [[7, 500], [], [1999]]
     assert found[0].choice == "shard 1 of 3"
     assert (some.checked, some.choice) == (100, "5 %")
+    assert not caplog.records  # reports have the bad ones
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -204,12 +224,14 @@ def test_the_command_lists_the_bad_and_writes_them(tmp_path, monkeypatch):
 
 
 def test_the_command_says_by_its_status_that_all_is_well_or_usage_wrong(tmp_path, monkeypatch):
-    """0, 2 and 2."""
+    """0, 2 and 2; 3 where there is nothing to be checked, for whoever is told that all is well believes it."""
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
 
     good = ask("checking.datasets:good", "--json")
 
     assert (good.exit_code, json.loads(good.output)["good"]) == (0, True)
+    empty = ask("checking.datasets:empty")
+    assert (empty.exit_code, empty.output.splitlines()[0]) == (3, "checking.datasets:empty: it has no samples")
     assert ask("checking.datasets:good", "--sample", "200%").exit_code == 2
     assert ask("checking.datasets:nothing").exit_code == 2
 

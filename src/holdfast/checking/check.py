@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from holdfast._forensics import heralds
 from holdfast._forensics.ledger import Quarantine, StreamIndex
 from holdfast._system import cpus
 from holdfast.checking import jobs, plan, state
@@ -256,8 +257,9 @@ class _Check:
         self._begun = time.monotonic() - self.progress.seconds
         self._bar = bar
         turns = self._turns()
-        for _ in bar.around(turns) if bar is not None else turns:
-            pass
+        with heralds.hushed():  # incidents are what we look for; the report has them
+            for _ in bar.around(turns) if bar is not None else turns:
+                pass
         self._note_time()
         if self.file is not None:
             self.file.remove()

@@ -21,6 +21,7 @@ from holdfast.quantities import in_words
 
 _MOST_ROWS = 20
 _WIDTH = 120
+_BESIDE = 100  # columns; with fewer the cause of a bad sample has a line of its own
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,11 @@ class CheckReport:
         return not self.bad and not self.unreached
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the dataset has no samples at all; a shard of it may have none."""
+        return not self.checked and not self.fingerprint.length and not self.choice
+
+    @property
     def complete(self) -> bool:
         """Whether every sample that was to be tried was."""
         return not self.unreached and (self.total is None or self.checked == self.total)
@@ -116,8 +122,9 @@ def named(index: Any) -> str:
     return str(index)
 
 
-def lines(report: CheckReport) -> list[str]:
-    """The report for a terminal."""
+def lines(report: CheckReport, width: int | None = None) -> list[str]:
+    """The report for a terminal, in so many columns; None: where nobody knows how many there are."""
+    width = width or _WIDTH
     rate = report.checked / report.elapsed_s if report.elapsed_s else 0.0
     plural = "" if report.workers == 1 else "s"
     out = [f"{report.dataset}: {_headline(report)}"]
@@ -135,8 +142,9 @@ def lines(report: CheckReport) -> list[str]:
                 f"max {form(figures.max)} (sample {named(figures.max_index)})"
             )
     if report.bad:
-        out += ["", f"  {'bad':<22} {'verdict':<20} {'report':<9} cause"]
-        out += [_bad_row(sample) for sample in report.bad[:_MOST_ROWS]]
+        beside = "cause" if width >= _BESIDE else ""
+        out += ["", f"  {'bad':<22} {'verdict':<20} {'report':<9} {beside}".rstrip()]
+        out += [line for sample in report.bad[:_MOST_ROWS] for line in _bad_row(sample, width)]
         out += _rest(len(report.bad))
     for title, kept, figures, form in (
         ("slow", report.slow, report.seconds, duration),
@@ -148,10 +156,10 @@ def lines(report: CheckReport) -> list[str]:
             out += _rest(figures.beyond)
     if report.shaky:
         out += ["", f"  {'shaky':<22} cost a worker once, and was fetched the next time"]
-        out += [_bad_row(sample) for sample in report.shaky[:_MOST_ROWS]]
+        out += [line for sample in report.shaky[:_MOST_ROWS] for line in _bad_row(sample, width)]
         out += _rest(len(report.shaky))
     if report.unreached:
-        out += ["", "  not checked", *(f"    {words.cut(text, _WIDTH)}" for text in report.unreached)]
+        out += ["", "  not checked", *(f"    {words.cut(text, width - 4)}" for text in report.unreached)]
     return out
 
 
@@ -166,9 +174,11 @@ def _row(name: str, second: str) -> str:
     return f"    {words.cut(name, 40):<20} {words.cut(second, 20):<20}".rstrip()
 
 
-def _bad_row(sample: BadSample) -> str:
+def _bad_row(sample: BadSample, width: int) -> list[str]:
     head = f"{_row(sample.name, sample.verdict or sample.kind):<45} {sample.incident:<8} "
-    return f"{head} {words.cut(sample.cause, max(30, _WIDTH - len(head)))}"
+    if width < _BESIDE:
+        return [head.rstrip(), f"      {words.cut(sample.cause, width - 6)}"]
+    return [f"{head} {words.cut(sample.cause, max(30, width - len(head) - 1))}"]
 
 
 def _rest(number: int) -> Sequence[str]:

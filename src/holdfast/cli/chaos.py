@@ -46,6 +46,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
 import time
 from typing import Any
@@ -110,6 +111,7 @@ def command(
         click.echo(f"holdfast chaos: {error}", err=True)
         sys.exit(_NOTHING_SAID)
     except KeyboardInterrupt:
+        click.echo("interrupted; the program, and what it had started, is gone", err=True)
         sys.exit(_INTERRUPTED)
     except NotPossibleError as error:
         click.echo(f"holdfast chaos: {error}", err=True)
@@ -118,7 +120,11 @@ def command(
         raise click.UsageError(f"{error.filename or words[0]}: {error.strerror or error}") from None
     except ValueError as error:  # more memory than there is
         raise click.UsageError(str(error)) from None
-    click.echo(json.dumps(report.to_dict(), indent=2, default=str) if as_json else str(report))
+    if as_json:
+        click.echo(json.dumps(report.to_dict(), indent=2, default=str))
+    else:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        click.echo("\n".join(chaos.lines(report, width)))
     sys.exit(_LOST if not report.outcome.is_whole else _NOTHING_SAID if report.undone else 0)
 
 

@@ -16,12 +16,15 @@ A sample is bad when it raises, cannot be pickled, or kills or hangs the workers
 listed, too: those ten times beyond what is usual, or from --slow and --huge on. Of an iterable dataset samples are
 named by their worker and their place in that worker's stream.
 
-Exit status: 0 all good, 1 bad ones found, 2 wrong usage, 3 it could not be finished, 130 interrupted.
+Exit status: 0 all good, 1 bad ones found, 2 wrong usage, 3 it could not be finished, or there are no samples,
+130 interrupted.
 """
 
 from __future__ import annotations
 
 import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +106,15 @@ def command(target: str, output: Path | None, resume: bool, state: Path | None, 
     if as_json:
         click.echo(report.to_json())
     else:
-        click.echo("\n".join(reporting.lines(report)))
+        click.echo("\n".join(reporting.lines(report, _width())))
         if output is not None and report.bad:
             named = shlex.quote(str(output))
             click.echo(f'\n  next      DataLoader(..., quarantine="{output}")   never tries them again')
             click.echo(f"            holdfast run --quarantine {named} …   nor does a program as it is")
-    targets.leave(0 if report.good else BAD)
+    # A pattern that matches no file is not what anybody wants to be told is good.
+    targets.leave(BAD if not report.good else UNFINISHED if report.is_empty else 0)
+
+
+def _width() -> int | None:
+    """Of a terminal; None: it goes into a file."""
+    return max(60, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None

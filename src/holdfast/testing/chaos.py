@@ -385,8 +385,10 @@ def status_words(status: int | None) -> str:
     return f"exit status {status}"
 
 
-def lines(report: Report) -> list[str]:
-    """The report for a terminal."""
+def lines(report: Report, width: int | None = None) -> list[str]:
+    """The report for a terminal, in so many columns: where two tables have no room beside each other, one follows the
+    other.
+    """
     outcome, plan = report.outcome, report.plan
     loaders = f"{report.loaders} loader{'' if report.loaders == 1 else 's'}"
     epochs = f"{report.epochs} epoch{'' if report.epochs == 1 else 's'}"
@@ -394,9 +396,11 @@ def lines(report: Report) -> list[str]:
     out = [
         f"{named}: {outcome.expected:,} samples in {epochs} of {loaders}; seed {plan.seed}, policy {plan.policy}",
         "",
-        *survival.table(outcome, report.torch),
-        "",
     ]
+    table = survival.table(outcome, report.torch)
+    if report.torch is not None and width is not None and max(map(len, table)) > width:
+        table = [*survival.table(outcome), "", "on stock torch:", "", *survival.table(report.torch)]
+    out += [*table, ""]
     out += _result("holdfast", outcome)
     if report.torch is not None:
         out += _result("torch", report.torch)
