@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from holdfast.incident import Exit, Incident, IncidentKind, InHand
-from holdfast.testing import around, survival
+from holdfast.testing import around, chaos, survival
 from holdfast.testing import plan as plans
 from holdfast.testing.around import Surrounding
 from holdfast.testing.faults import CATALOGUE
@@ -299,3 +299,19 @@ def test_the_table_has_both_runs_side_by_side():
 
     assert [line.split()[0] for line in lines if line[0] != "─"] == ["fault", "segv", "kill", "all"]
     assert lines[3].split() == ["kill", "1", "0", "1", "0", "1.0", "s", "1.0", "s", "0", "–", "–"]
+
+
+def test_a_report_keeps_to_the_width_of_its_terminal():
+    """What stock torch did stands below where it has no room beside; what was around the program is named."""
+    ours = notes(("begun", {}), ("fired", {"fault": "kill", "key": 1}), ("went on", {"pid": 2}), ("ended", {}))
+    plan = plans.Plan(plans.parse_faults("kill,cpus:1,disk"))
+    timeline = around.timeline(plan.around, 0, 1.0)
+    theirs = survival.judge(ours, PLAIN, None, set(), 1)
+    report = chaos.Report(plan, ("train.py",), judged(ours), theirs, 1, 1, {}, timeline, ("cpus: too few",))
+
+    wide, narrow = chaos.lines(report), chaos.lines(report, 80)
+
+    assert max(map(len, narrow)) <= 80 < max(map(len, wide))
+    assert [line.split()[:2] for line in narrow if line.startswith("kill")] == [["kill", "1"], ["kill", "1"]]
+    assert "on stock torch:" in narrow
+    assert wide[-2:] == narrow[-2:] == ["around      cpus to the end, disk", "not done    cpus: too few"]

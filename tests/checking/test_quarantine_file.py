@@ -182,6 +182,20 @@ def test_a_file_with_a_sample_that_makes_no_sense_is_refused(tmp_path):
             quarantine_file.load(tmp_path / "broken.json")
 
 
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
+    """Whoever says --output /dev/null as root still has it afterwards; a link leads to the same file as before."""
+    null, link = tmp_path / "null", tmp_path / "link"
+    null.symlink_to(os.devnull)
+    link.symlink_to(tmp_path / "bad.json")
+
+    for path in (null, link):
+        holdfast.check(Files(NAMES), workers=1, start_method="fork", output=path, state_file=null)
+
+    assert null.resolve() == Path(os.devnull).resolve()
+    assert link.is_symlink()
+    assert quarantine_file.load(tmp_path / "bad.json").total == 60
+
+
 def test_several_files_are_obeyed_together(tmp_path):
     """As eight machines have written them."""
     dataset = Planted(30, {})

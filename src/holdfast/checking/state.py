@@ -111,7 +111,8 @@ class StateFile:
 
     def remove(self) -> None:
         with contextlib.suppress(OSError):  # it lies in a folder of ours, or will be written over
-            self.path.unlink()
+            if self.path.is_file():  # not /dev/null
+                self.path.unlink()
 
 
 def path_for(dataset: Any, sample: Any, shard: Any, seed: int) -> Path:

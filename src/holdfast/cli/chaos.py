@@ -46,6 +46,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 import sys
 import time
@@ -97,7 +98,9 @@ def command(
     try:
         plan = _plan(**given)
         launching.command_of(list(words))
-        limit_s = None if limit is None else seconds(limit)
+        limit_s = None if limit is None else seconds(limit, "--limit")
+        if keep is not None and os.path.lexists(keep):
+            raise PlanError(f"--keep {keep}: there is something of that name; name a folder that is to be made")
     except (PlanError, launching.UsageError, ValueError) as error:
         raise click.UsageError(str(error)) from None
     begun = time.monotonic()
@@ -139,8 +142,8 @@ def _plan(
     said: dict[str, Any] = {
         "seed": seed,
         "policy": policy,
-        "sample_timeout": None if sample_timeout is None else seconds(sample_timeout),
-        "kill_every_s": None if kill_every is None else seconds(kill_every),
+        "sample_timeout": None if sample_timeout is None else seconds(sample_timeout, "--sample-timeout"),
+        "kill_every_s": None if kill_every is None else seconds(kill_every, "--kill-every"),
         "faults": None if faults is None else plans.parse_faults(faults),
     }
     given = {name: value for name, value in said.items() if value is not None}

@@ -115,7 +115,13 @@ class QuarantineFile:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a file whole or not at all, whenever we are killed."""
+    """Write a file whole or not at all, whenever we are killed. What a link leads to is written; and what is no file,
+    such as /dev/null, is written to: replacing it would take it away from all.
+    """
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    path = Path(os.path.realpath(path))
     beside = path.parent / f".{path.name}.{os.getpid()}"
     try:
         with open(beside, "w", encoding="utf-8") as file:
