@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from transport.watching import wait_until
@@ -79,6 +80,12 @@ class Terminal:
 
     def text(self) -> str:
         return "\n".join(self.lines())
+
+    def process(self) -> psutil.Process:
+        """The command's."""
+        shell = psutil.Process(int(self._tmux("list-panes", "-F", "#{pane_pid}")))
+        (found,) = [each for each in (shell, *shell.children(recursive=True)) if "holdfast" in each.cmdline()]
+        return found
 
     def press(self, *keys: str) -> None:
         self._tmux("send-keys", *keys)

@@ -143,7 +143,8 @@ class Meter:
 
     def saw_quarantine(self, record: r.PutInQuarantine, incident: Incident) -> None:
         self.publisher.tell(self.fold.event(record, incident))
-        self._slow_at = 0.0  # with the next look
+        self._slow_at = 0.0
+        self.flush(time.monotonic())
 
     def saw_incident(self, incident: Incident) -> None:
         self.publisher.tell(self.fold.incident(incident))

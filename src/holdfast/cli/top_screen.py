@@ -123,9 +123,10 @@ def body_of(view: View, width: int) -> list[Line]:
     if incidents:
         lines += [Line(""), Line("incidents, newest first", HEAD)]
     for event, seen in incidents:
-        sample = f"{event['id']}  {event['verdict'] or event['incident']}: {event['sentence']}"
+        # The sample before the sentence, of which 80 columns show the beginning.
+        told = f"{event['id']} {_samples(event)}{event['verdict'] or event['incident']}: {event['sentence']}"
         age = seen.snapshot.get("time", event["time"]) - event["time"]
-        lines.append(Line(f"  {_span(max(0.0, age)):>5} ago  {one_line(sample)}", BAD, ("incident", event["id"])))
+        lines.append(Line(f"  {_span(max(0.0, age)):>5} ago  {one_line(told)}", BAD, ("incident", event["id"])))
     return lines
 
 
@@ -147,9 +148,9 @@ def _job(seen: Seen, sort: str, width: int) -> list[Line]:
     if seen.wait is not None and job.kind != "pool":
         figures.append(f"trainer waits {seen.wait:.0%}")
     figures.append("no workers, the trainer loads" if s.get("here") else _counted(s["workers"], "worker"))
-    for name in ("restarts", "retries", "quarantined", "recycled"):
+    for name, one in (("restarts", "restart"), ("retries", "retry"), ("quarantined", ""), ("recycled", "")):
         if s[name]:
-            figures.append(f"{s[name]} {name}")
+            figures.append(f"{s[name]} {one if one and s[name] == 1 else name}")
     if s["cells"]["bytes"]:
         figures.append(f"cells {words.size(s['cells']['bytes'])}")
     lines += [Line(f"  {line}") for line in _joined(figures, width - 2)]
@@ -163,6 +164,13 @@ def _job(seen: Seen, sort: str, width: int) -> list[Line]:
     for slot in sorted(s["slots"], key=lambda slot: _key(slot, sort)):
         lines.append(_slot(seen, slot, wide))
     return lines
+
+
+def _samples(event: dict[str, Any]) -> str:
+    named = [str(sample) for sample in event.get("samples", ())]
+    if not named:
+        return ""
+    return f"sample {named[0]} " if len(named) == 1 else f"samples {', '.join(named[:3])}{', …' * (len(named) > 3)} "
 
 
 def _key(slot: dict[str, Any], sort: str) -> Any:

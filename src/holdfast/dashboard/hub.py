@@ -65,7 +65,10 @@ class Watched:
         while True:
             events, self.after = self.job.events(self.after, _AT_ONCE)
             for event in events:
-                self.story.take(event)
+                try:
+                    self.story.take(event)
+                except (LookupError, TypeError, ValueError, AttributeError):
+                    log.debug("event %r is not as this version writes it", event, exc_info=True)
                 (self.ticks if event.get("kind") == "tick" else self.events).append(event)
             fresh += events
             if len(events) < _AT_ONCE:

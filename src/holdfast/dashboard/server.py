@@ -17,13 +17,12 @@ Never   in a trainer's process; never changes anything by GET.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -33,6 +32,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from holdfast._forensics.journal_file import NewerJournalError
 from holdfast.dashboard import past
@@ -40,9 +40,30 @@ from holdfast.dashboard.guard import Guard, names_served
 from holdfast.dashboard.hub import Hub, Viewer
 
 STATIC = Path(__file__).with_name("static")
-_SEND_S = 10.0  # a viewer that has not taken a message by then hangs
+_SEND_S, _END_S = 5.0, 0.1  # a viewer that has not taken a message, or the end, by then hangs
 _QUIET_S = 5.0
 _LINGER_S = 30.0
+
+
+class _Connection(H11Protocol):
+    """One that can be cut: closing it would wait until the other side has read everything."""
+
+    open: ClassVar[dict[tuple[str, int], asyncio.BaseTransport]] = {}  # by the other side's address
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._place = tuple(transport.get_extra_info("peername")[:2])
+        self.open[self._place] = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.open.pop(self._place, None)
+        super().connection_lost(exc)
+
+    @classmethod
+    def cut(cls, scope: Scope) -> None:
+        transport = cls.open.get(tuple(scope.get("client") or ("", 0)))
+        if isinstance(transport, asyncio.WriteTransport):
+            transport.abort()
 
 
 class _Stream:
@@ -69,10 +90,10 @@ class _Stream:
                     break
                 body = {"type": "http.response.body", "body": message.encode("utf-8", "replace"), "more_body": True}
                 await asyncio.wait_for(send(body), _SEND_S)
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(send({"type": "http.response.body", "body": b""}), 0.1)
+            await asyncio.wait_for(send({"type": "http.response.body", "body": b""}), _END_S)
         except asyncio.TimeoutError:
-            pass  # it hangs; returning without an end closes the connection
+            _Connection.cut(scope)  # it hangs: what was kept for it goes, too
+            await asyncio.sleep(0)
         finally:
             gone.cancel()
             viewer.is_dropped = True
@@ -191,6 +212,7 @@ def serve(
         server_header=False,
         lifespan="off",
         ws="none",
+        http=_Connection,
         limit_concurrency=128,
         timeout_graceful_shutdown=1,
     )
