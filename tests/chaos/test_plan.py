@@ -192,6 +192,17 @@ def test_lost_is_what_was_drawn_and_neither_came_nor_is_bad_for_good():
     assert judged(PLAIN).is_whole
 
 
+def test_what_did_not_come_without_faults_either_is_not_lost_by_them():
+    """A sample that is bad by itself is told apart."""
+    plain = notes(("begun", {}), ("drawn", {"keys": [0, 1, 2, 3]}), *batch(0, 1, 2), ("ended", {}))
+    story = notes(("begun", {}), ("drawn", {"keys": [3, 2, 1, 0]}), *batch(2, 0), ("ended", {}))
+
+    outcome = judged(story, plain=plain)
+
+    assert (outcome.lost_samples, outcome.bad_anyway) == ((1,), (3,))
+    assert judged(plain, plain=plain).is_whole
+
+
 def test_an_epoch_that_broke_off_has_lost_what_the_plain_one_received():
     """What had arrived and was not given to the program does not count; nor does an epoch that never began."""
     broken = notes(("begun", {}), ("drawn", {"keys": [0, 1, 2, 3]}), *batch(0, 1), ("got", {"keys": [2, 3]}))

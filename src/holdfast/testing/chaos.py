@@ -411,6 +411,10 @@ def lines(report: Report, width: int | None = None) -> list[str]:
     return out
 
 
+def _some(names: Sequence[Any]) -> str:
+    return ", ".join(map(str, names[:12])) + (", …" if len(names) > 12 else "")
+
+
 def _result(name: str, outcome: Outcome) -> list[str]:
     plain = outcome.plain_rate
     share = f", {outcome.rate / plain:.0%} of the {plain:,.0f} without" if plain else ""
@@ -422,8 +426,11 @@ def _result(name: str, outcome: Outcome) -> list[str]:
     if outcome.twice:
         out.append(f"{'':<10}  {outcome.twice:,} samples came more than once")
     if outcome.lost_samples:
-        named = ", ".join(map(str, outcome.lost_samples[:12])) + (", …" if len(outcome.lost_samples) > 12 else "")
-        out.append(f"{'':<10}  lost: {named}")
+        out.append(f"{'':<10}  lost: {_some(outcome.lost_samples)}")
+    if outcome.bad_anyway:
+        out.append(
+            f"{'':<10}  bad without faults, too: {_some(outcome.bad_anyway)} (holdfast check finds such samples)"
+        )
     if outcome.injected == 0:
         out.append(f"{'':<10}  no fault has fired: too few samples, or the program ended before one was due")
     return out

@@ -182,6 +182,7 @@ class Outcome:
     plain_rate: float
     status: int | None  # how the program ended; None: it did not, and was killed
     error: str = ""
+    bad_anyway: tuple[Any, ...] = ()  # samples that did not come without faults either: not counted as lost
 
     @property
     def injected(self) -> int:
@@ -217,7 +218,7 @@ def judge(
     error: str = "",
 ) -> Outcome:
     """`excused`: samples that are bad for good; `incidents`: None where there is nobody who notices."""
-    lost, nameless = _lost(run, plain, excused)
+    lost, nameless, anyway = _lost(run, plain, excused)
     doubled = 0 if may_repeat else _twice(run)
     noticed = _noticed(run.fired, incidents) if incidents is not None else None
     rows = []
@@ -241,7 +242,19 @@ def judge(
     expected = sum(epoch.got.total() for epoch in plain.epochs.values())
     names = tuple(key for _, key in lost)
     everything = len(lost) + nameless
-    return Outcome(tuple(rows), everything, names, doubled, run.received, expected, run.rate, plain.rate, status, error)
+    return Outcome(
+        tuple(rows),
+        everything,
+        names,
+        doubled,
+        run.received,
+        expected,
+        run.rate,
+        plain.rate,
+        status,
+        error,
+        tuple(dict.fromkeys(key for _, key in anyway)),
+    )
 
 
 def _beside_rows(
@@ -283,15 +296,21 @@ def _order(row: str) -> tuple[int, str]:
     return (_ORDER.index(name) if name in _ORDER else len(_ORDER)), moment
 
 
-def _lost(run: Story, plain: Story, excused: set[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], int]:
-    """Samples by loader and name, and how many more of which the names are not known."""
+def _lost(
+    run: Story, plain: Story, excused: set[tuple[str, Any]]
+) -> tuple[list[tuple[str, Any]], int, list[tuple[str, Any]]]:
+    """Samples by loader and name, how many more of which the names are not known, and those that are bad anyway: they
+    did not come without faults either."""
     named: list[tuple[str, Any]] = []
+    anyway: list[tuple[str, Any]] = []
     nameless = 0
     for place in sorted({*run.epochs, *plain.epochs}):
         loader, _ = place
         mine, theirs = run.epochs.get(place, Epoch()), plain.epochs.get(place, Epoch())
         if mine.ended and mine.drawn:
-            missing = mine.drawn - mine.got
+            bad = (mine.drawn - mine.got) & (theirs.drawn - theirs.got)
+            anyway += [(loader, key) for key in bad]
+            missing = mine.drawn - mine.got - bad
         elif not theirs.drawn and theirs.got:  # a stream: every run gives the same
             missing = theirs.got - mine.got
         else:
@@ -299,7 +318,7 @@ def _lost(run: Story, plain: Story, excused: set[tuple[str, Any]]) -> tuple[list
             nameless += max(0, theirs.got.total() - mine.got.total() - known.total())
             continue
         named += [(loader, key) for key, n in missing.items() for _ in range(n) if (loader, key) not in excused]
-    return named, nameless
+    return named, nameless, anyway
 
 
 def _twice(run: Story) -> int:
