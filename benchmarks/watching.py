@@ -5,10 +5,15 @@ Three ways take turns: nothing is published (HOLDFAST_BOARD=0), a job publishes 
 and processor time per batch of the trainer and of its workers, which viewers are not part of; beside them, what the
 viewers use themselves, of one processor. Where all processors are busy, as here, viewers take theirs from the job: that
 is in the batches per second, not in the processor time. The median of the rounds' ratios counts.
+
+Where other programs run beside, ratios of rounds cannot tell half a per cent. So the cost is also counted: in a run of
+its own, what the trainer spends in publishing is timed call by call, and what a worker spends on timing its batches is
+timed alone.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import itertools
 import json
@@ -20,7 +25,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import timeit
+from array import array
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +35,10 @@ from typing import Any
 import psutil
 import torch
 
+from holdfast._capture.blackbox import SIZE, BlackBox
+from holdfast._transport.cells import Arena
+from holdfast._worker.loop import Desk
+from holdfast.loader.metered import LoaderMetered
 from loaders import supervised
 from machine import write
 from measuring import WARM_UP, make
@@ -85,6 +96,68 @@ def measured(workload: Workload, dataset: Any, batches: int) -> dict[str, float]
     return {"rate": batches / took, "trainer_s": own / batches, "workers_s": (children_s() - before) / batches}
 
 
+def counted(workload: Workload, dataset: Any, batches: int) -> dict[str, float]:
+    """Shares of the trainer's and of a worker's processor time that go into publishing."""
+    spent = [0.0, 0.0]  # seconds, and in how many calls
+
+    def timed(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            begun = time.thread_time()
+            try:
+                return method(*arguments)
+            finally:
+                spent[0] += time.thread_time() - begun
+                spent[1] += 1
+
+        return call
+
+    names = ("gave", "flush", "waited", "saw")
+    before = {name: getattr(LoaderMetered, name) for name in names}
+    os.environ["HOLDFAST_BOARD"] = "1"
+    try:
+        for name, method in before.items():
+            setattr(LoaderMetered, name, timed(method))
+        seen = measured(workload, dataset, batches)
+    finally:
+        for name, method in before.items():
+            setattr(LoaderMetered, name, method)
+    took, calls = spent
+    clock = min(timeit.repeat(timed(lambda: None), number=100_000, repeat=5)) / 100_000
+    stores = batches * each_s(words_of([1 << 40])) - batches * each_s([1 << 40])
+    return {
+        "trainer": (took - calls * clock / 2 + stores) / batches / seen["trainer_s"],
+        "worker": timing_s() / seen["workers_s"],
+    }
+
+
+def words_of(values: list[int]) -> Any:
+    return memoryview(array("q", values))
+
+
+def each_s(words: Any) -> float:
+    """What counting a batch takes: on the board, or in a list where nothing is published."""
+
+    def count() -> None:
+        left = words[0] = words[0] - 1
+        assert left > 0
+
+    return min(timeit.repeat(count, number=100_000, repeat=5)) / 100_000
+
+
+def timing_s() -> float:
+    """What a worker's looks at the clock take, for each batch, beyond deciding that there is none."""
+    desk = Desk(None, BlackBox((ctypes.c_ubyte * SIZE)()), Arena())  # type: ignore[arg-type]
+
+    def task() -> None:
+        begun_ns = desk.begin_task()
+        if begun_ns:
+            desk.end_task(begun_ns)
+
+    with_looks = min(timeit.repeat(task, number=100_000, repeat=5))
+    desk._untimed = sys.maxsize
+    return (with_looks - min(timeit.repeat(task, number=100_000, repeat=5))) / 100_000
+
+
 def main(rounds: int) -> None:
     logging.getLogger("holdfast").setLevel(logging.CRITICAL)
     torch.set_num_threads(1)
@@ -104,6 +177,9 @@ def main(rounds: int) -> None:
                     with watched(way, shares):
                         found[way].append(measured(workload, dataset, BATCHES[name]))
             row = result["rows"][name] = {"values": found, "viewers": shares, "ratios": {}}
+            shares_by_count = row["by_count"] = counted(workload, dataset, BATCHES[name])
+            told = [f"{share:.2%} of the {who}'s processor time" for who, share in shares_by_count.items()]
+            print(f"{name:<7} published by count: {', '.join(told)}", flush=True)
             for way in WAYS[1:]:
                 row["ratios"][way] = {what: spread(found[way], found["off"], what) for what in found[way][0]}
                 told = [f"{what} {' … '.join(map('{:.3f}'.format, it))}" for what, it in row["ratios"][way].items()]

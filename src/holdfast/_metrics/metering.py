@@ -24,8 +24,9 @@ SOON_S, LATE_S = 0.02, 0.25  # between two times that the whole board is written
 _SHARE = 1000  # a so manieth part of the time, between these bounds
 PATIENCE_S = 0.25  # a longer wait is told while it lasts
 LONG_S = 0.9 * PATIENCE_S
-_BETWEEN_CHECKS = 8  # batches at most, where they come fast,
-_FAST_S = 0.0005  # each within so long
+_ADVISE_S = 3.0  # between two looks at groups and their limits, for advice
+_CHECK_S = 0.01  # between two looks at the clock, where batches come faster;
+_MOST_BETWEEN = 16  # and never more batches: they may come slowly from now on
 
 
 class Fleet(Protocol):
@@ -54,9 +55,8 @@ class Fleet(Protocol):
 class Meter:
     """Of one loader or pool, for all its life."""
 
-    def __init__(self, publisher: Publisher, between_checks: int = _BETWEEN_CHECKS) -> None:
+    def __init__(self, publisher: Publisher) -> None:
         self.publisher = publisher
-        self._most_between = between_checks
         self.fold = Fold()
         self.wait_s = 0.0
         self.bytes = 0
@@ -69,7 +69,7 @@ class Meter:
         self._epoch_since = 0.0
         self._epochs_s = 0.0
         self._epoch = 0
-        self._checked = self._flushed = self._slow_at = 0.0
+        self._checked = self._flushed = self._slow_at = self._advise_at = 0.0
         self._began = time.monotonic()
         self._pause_s = SOON_S
         self._every = 1  # batches between two looks at the clock
@@ -84,8 +84,8 @@ class Meter:
         """So many batches were delivered, the last one was this; called when «left» has come down to nothing. Whether
         it is time to write the whole board."""
         now = time.monotonic()
-        fast = now - self._checked < self._every * _FAST_S
-        every = self._every = min(self._most_between, 2 * self._every) if fast else 1
+        as_now = int(self._every * _CHECK_S / max(now - self._checked, 1e-9))
+        every = self._every = max(1, min(_MOST_BETWEEN, 2 * self._every, as_now))
         self._checked = now
         words = self.publisher.words
         words[layout.SEQUENCE] += 1
@@ -95,7 +95,6 @@ class Meter:
         due = now - self._flushed >= self._pause_s or self._told_waiting or self._each_bytes < 0
         if due:
             self._each_bytes = payload.nbytes
-        if due:
             self._count(delivered)
         return due
 
@@ -227,7 +226,9 @@ class Meter:
                 self._slow_at = now + history.TICK_S
                 layout.write_times(words, self.times())
                 self._breaker, advice = fleet.words_now()
-                self._advice = advice(loads) if loads or not closing else self._advice
+                if now >= self._advise_at or (closing and loads):
+                    self._advise_at = now + _ADVISE_S
+                    self._advice = advice(loads)
                 layout.write_text(words, "breaker", self._breaker)
                 layout.write_text(words, "advice", self._advice)
                 layout.write_text(words, "by_verdict", json.dumps(self.fold.by_verdict))

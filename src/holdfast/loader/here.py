@@ -36,7 +36,6 @@ _AT_ONCE = 8  # loaders of a process that are published with their first batch; 
 _HOLD_S = 0.25  # thousands, when they have lived for so long
 _FAST_NS, _TOLD_OF_FAST = 1_000_000, 64  # from one batch to the next; of those so fast one in so many is told of
 _SHORT_NS, _QUICK_NS, _TIMED_OF_SHORT = 500_000, 20_000, 16  # batches, or samples; of those so short one in so many
-_BETWEEN_CHECKS = 32  # batches at most
 _DEEP, _MOST_LOOKED_AT = 8, 64  # that tensors are looked for in a batch, and in how many parts of a part
 
 _numbers = itertools.count()
@@ -313,7 +312,7 @@ def attach(loader: Any, iterator: Any, *, batched: bool, noted: bool) -> Unseen:
             return Unseen()
         if next(_numbers) >= _AT_ONCE:
             publisher.holds_until = time.monotonic() + _HOLD_S
-        meter = loader._meter = Meter(publisher, _BETWEEN_CHECKS)
+        meter = loader._meter = Meter(publisher)
         meter.attach(Trainer(publisher, meter.fold.by_verdict, loader._ledger))
     seen = Seen(meter, meter.fleet, loader._ledger, batched=batched, noted=noted)
     loader._ledger.watcher = _watcher(weakref.ref(meter))
