@@ -76,6 +76,9 @@ def run(folder: Path, *options: str) -> str:
 def test_only_tests_that_ask_are_checked_and_only_those_that_leak_fail(tmp_path):
     """By fixture or by marker; a test that failed by itself fails once; what fixtures close, or keep, is no leak."""
     (tmp_path / "test_victims.py").write_text(TESTS)
+    (tmp_path / "conftest.py").write_text(
+        "from holdfast.testing import leaks\nleaks.DEADLINE_S = 0.5\n"
+    )  # not 3 s each
 
     said = run(tmp_path, *PLUGIN)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.testing import NotPossibleError, busy_cpus, file_size_limit, full_disk, memory_pressure
+from holdfast.testing import NotPossibleError, beside, busy_cpus, file_size_limit, full_disk, memory_pressure
 from transport.watching import wait_until
 
 PROGRAMS = Path(__file__).with_name("programs")
@@ -67,6 +67,23 @@ def test_a_disk_is_full_after_as_much_as_was_said(can_mount, tmp_path):
     with file_size_limit("64KiB"), pytest.raises(OSError, match="File too large"):
         (tmp_path / "file").write_bytes(bytes(1 << 20))
     (tmp_path / "file").write_bytes(bytes(1 << 20))
+
+
+def test_a_run_is_shown_by_the_samples_that_came_and_given_up_in_time(tmp_path, capsys):
+    """Of streams a sample is a pair; the last line of a note that is being written counts when it is whole."""
+    notes = tmp_path / "notes"
+    rows = ['{"what":"begun"}', '{"what":"got","keys":[4,7]}', '{"what":"got","keys":[[0,1],[1,0]]}', '{"what":"gave"}']
+    notes.write_text("\n".join([*rows, '{"what":"got","ke']))
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as endless:
+        ended = subprocess.Popen(["sh", "-c", "exit 3"])
+
+        status = beside.wait(ended, None, notes, beside.Shown("with faults", 5))
+        unended = beside.wait(endless, 0.1, notes, None)
+
+        assert endless.poll() is None
+        endless.stdin.close()
+    assert (status, unended) == (3, None)
+    assert "with faults   80%  4/5" in capsys.readouterr().err
 
 
 def test_root_is_asked_for_where_a_disk_cannot_be_mounted(monkeypatch, tmp_path):

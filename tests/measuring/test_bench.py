@@ -83,6 +83,19 @@ def test_a_loader_that_gives_nothing_is_given_up_on_time():
     assert "no trial had a batch in time: give it more --seconds" in str(report)
 
 
+def test_a_loader_whose_samples_all_raise_says_what_they_raise():
+    """More seconds would be of no use."""
+    report = holdfast.bench(loaders.gone, workers=[1], prefetch=[2], seconds=2)
+
+    text = lines(report)
+
+    assert report.recommended is None
+    assert "the source is gone: " in " ".join(" ".join(text).split())
+    assert "raised OSError: no such bucket" in " ".join(" ".join(text).split())
+    assert text[-1] == "  nothing was measured"
+    assert max(map(len, text)) <= 80
+
+
 # ---------------------------------------------------------------- settings
 
 

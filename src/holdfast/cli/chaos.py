@@ -106,7 +106,8 @@ def command(
     begun = time.monotonic()
 
     def tell(what: str) -> None:
-        click.echo(f"[{time.monotonic() - begun:5.1f} s] {what} …", err=True)
+        if not sys.stderr.isatty():  # else there is a bar
+            click.echo(f"[{time.monotonic() - begun:5.1f} s] {what} …", err=True)
 
     try:
         report = chaos.run(words, plan, compare_torch=compare is not None, limit_s=limit_s, keep=keep, tell=tell)

@@ -76,7 +76,7 @@ def command(target: str, output: Path | None, resume: bool, state: Path | None, 
     from holdfast.checking import check as checking
     from holdfast.checking import report as reporting
     from holdfast.checking import state as states
-    from holdfast.errors import TooManyFaultsError, WorkerStartError
+    from holdfast.errors import SourceUnavailableError, TooManyFaultsError, WorkerStartError
 
     options = {name: value for name, value in options.items() if value is not None}
     try:
@@ -96,7 +96,10 @@ def command(target: str, output: Path | None, resume: bool, state: Path | None, 
         targets.leave(INTERRUPTED)
     except (TooManyFaultsError, WorkerStartError) as error:
         click.echo(f"{type(error).__name__}: {error}\n", err=True)
-        click.echo("the check could not be finished; the same command with --resume goes on from here", err=True)
+        longer = "; --patience waits longer for a source" if isinstance(error, SourceUnavailableError) else ""
+        click.echo(
+            f"the check could not be finished; the same command with --resume goes on from here{longer}", err=True
+        )
         targets.leave(UNFINISHED)
     except Exception as error:
         if hasattr(error, "incident") or not isinstance(error, (TypeError, ValueError, OSError)):

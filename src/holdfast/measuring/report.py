@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from holdfast.measuring.trial import NO_BATCHES, PARTS, Trial
+from holdfast.measuring.trial import IN_VAIN, NO_BATCHES, PARTS, Trial
 from holdfast.quantities import in_words
 
 _NEARLY = 0.95  # of the most: what is faster by less is not worth a worker
@@ -85,10 +85,14 @@ def lines(report: BenchReport) -> list[str]:
     problems = [trial.problem for trial in report.trials]
     if set(problems) == {NO_BATCHES}:
         return [*out, "", f"  nothing was measured: {NO_BATCHES}"]
-    out += [f"  {_named(trial)}: {trial.problem}" for trial in report.trials if trial.problem]
+    for trial in report.trials:
+        if trial.problem:
+            text = f"{_named(trial)}: {' '.join(trial.problem.split())}"
+            out += textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ")
     chosen = report.recommended
     if chosen is None:
-        return [*out, "", "  no trial had a batch in time: give it more --seconds"]
+        why = "no trial had a batch in time: give it more --seconds"
+        return [*out, "", f"  {why if set(problems) <= {'', IN_VAIN} else 'nothing was measured'}"]
     out += ["", f"  recommended   {_settings(chosen)}   {_speaking_for(chosen)}"]
     yours = next((trial for trial in report.trials if _is_yours(trial, report)), None)
     if yours is not None and yours is not chosen and yours.is_measured:

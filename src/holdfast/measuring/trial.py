@@ -23,7 +23,7 @@ import psutil
 import torch
 
 from holdfast._forensics.ledger import Ledger
-from holdfast.incident import Stage
+from holdfast.incident import IncidentKind, Stage
 from holdfast.loader.dataloader import DataLoader
 from holdfast.loader.iterator import SupervisedIterator
 from holdfast.loader.resuming import Bookmark
@@ -40,6 +40,7 @@ _PART_OF = {
     Stage.IDLE: "idle",
 }
 _LOOK_S = 0.05
+IN_VAIN = "no batch came in time"
 NO_BATCHES = "it gives no batches; has its dataset samples?"
 _SURE = 3
 _SAMPLE_S = 0.003
@@ -87,10 +88,16 @@ def run(
     try:
         trial.run()
     except OutOfTime:
-        trial.problem = trial.problem or ("" if trial.batches else "no batch came in time")
+        trial.problem = trial.problem or ("" if trial.batches else _late(twin))
     except Exception as error:  # of the user's code: this trial has no figures, others may
         trial.problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     return trial.told(workers, prefetch)
+
+
+def _late(twin: DataLoader[Any]) -> str:
+    """That nothing came in time, and what is known of why."""
+    told = [incident for incident in twin.incidents if incident.kind is not IncidentKind.RECYCLED]
+    return f"{IN_VAIN}; {told[-1]}" if told else IN_VAIN
 
 
 def twin_of(loader: Any, workers: int, prefetch: int | None) -> DataLoader[Any]:

@@ -1,4 +1,4 @@
-"""What happens beside a run at its time: workers that are killed from outside, burdens, sources that fail for a while.
+"""What happens beside a run at its time: workers that are killed from outside, burdens, sources that fail; and a bar.
 
 Reads   the run's notes, as they are written.
 Writes  notes of what it did; processes, signals, marks that the program looks at.
@@ -9,16 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import random
+import re
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from holdfast.pool import bars
 from holdfast.testing import surroundings
 from holdfast.testing.around import FAILING, Surrounding, Timeline
 from holdfast.testing.injecting import Notes
@@ -27,6 +34,7 @@ from holdfast.testing.modifiers import Outage
 from holdfast.testing.survival import KILLS
 
 _LOOK_S = 0.02
+_DRAW_S = 0.2
 
 
 @contextlib.contextmanager
@@ -107,16 +115,75 @@ def _made(planned: Surrounding, folder: Path, place: int) -> contextlib.Abstract
 
 def _has_begun(notes: Path, over: threading.Event) -> bool:
     """Wait until a loader begins; False: the run was over before."""
-    at, rest = 0, b""
+    tail = Tail(notes)
     while not over.wait(_LOOK_S):
-        with open(notes, "rb") as file:
-            file.seek(at)
-            new = file.read()
-        at += len(new)
-        *lines, rest = (rest + new).split(b"\n")
-        if any(b'"what":"begun"' in line for line in lines):
+        if any(b'"what":"begun"' in line for line in tail.lines()):
             return True
     return False
+
+
+class Unretried:
+    """What a bar asks of a pool."""
+
+    retries = 0
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A bar on standard error, of samples that were received."""
+
+    label: str
+    total: int | None = None
+
+
+def wait(process: subprocess.Popen[bytes], limit_s: float | None, notes: Path, shown: Shown | None) -> int | None:
+    """The status of a run; None: it had not ended by then."""
+    until = math.inf if limit_s is None else time.monotonic() + limit_s
+    bar = bars.Bar(shown.label, shown.total, Unretried(), bars.screen_of(sys.stderr)) if shown is not None else None
+    turns = _turns(process, until, Tail(notes), bar)
+    for _ in bar.around(turns) if bar is not None else turns:
+        pass
+    return process.returncode
+
+
+def _turns(process: subprocess.Popen[bytes], until: float, tail: Tail, bar: bars.Bar | None) -> Iterator[None]:
+    """One for each look, until the process has ended or the time is up."""
+    while (left := until - time.monotonic()) > 0:
+        try:
+            process.wait(min(left, _DRAW_S if bar is not None else threading.TIMEOUT_MAX))
+        except subprocess.TimeoutExpired:
+            pass
+        if bar is not None:
+            bar.add(sum(map(_samples, tail.lines())), 0)
+            bar.tick()
+        if process.returncode is not None:
+            return
+        yield
+
+
+_KEYS = re.compile(rb'"what":"got".*"keys":\[(.*)\]')
+
+
+def _samples(line: bytes) -> int:
+    """How many are in the batch that this note says was received."""
+    found = _KEYS.search(line)
+    keys = found[1] if found else b""
+    return keys.count(b"[") or keys.count(b",") + bool(keys)  # of a stream: pairs
+
+
+class Tail:
+    """Lines of a file, as they come."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._at, self._rest = path, 0, b""
+
+    def lines(self) -> list[bytes]:
+        with open(self._path, "rb") as file:
+            file.seek(self._at)
+            new = file.read()
+        self._at += len(new)
+        *whole, self._rest = (self._rest + new).split(b"\n")
+        return whole
 
 
 @contextlib.contextmanager

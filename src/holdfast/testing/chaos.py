@@ -20,6 +20,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -95,22 +96,30 @@ def run(
     limit_s: float | None = None,
     keep: str | os.PathLike[str] | None = None,
     tell: Callable[[str], object] = lambda text: None,
+    progress: bool | None = None,
 ) -> Report:
     """Run a program under a plan. `command` is what `holdfast run` takes: a script and its arguments, or «-m», or «--».
 
     `limit_s`: a run with faults that takes longer is killed; the one on stock torch is given three times as long as
     that under holdfast took, if nothing is said. `keep`: a new folder for what the runs printed, their notes and the
-    journal of the one with faults.
+    journal of the one with faults. `tell` is told what begins. `progress`: a bar on standard error; None: where that is
+    a terminal.
     """
     arguments = launching.command_of(list(command))
+    with_bar = progress if progress is not None else sys.stderr is not None and sys.stderr.isatty()
+
+    def begin(what: str, total: int | None = None) -> beside.Shown | None:
+        tell(what)
+        return beside.Shown(what.rpartition(", ")[2], total) if with_bar else None
+
     for one in plan.around:
         if one.kind == "memory":
             surroundings.wanted_memory(one.size)
         elif one.kind == "disk":
             surroundings.check_mounting()
     with _folder(keep) as folder:
-        tell("without faults")
-        plain = _run(arguments, folder / "plain", plan, None, (), supervised=True, limit_s=None)
+        shown = begin("without faults")
+        plain = _run(arguments, folder / "plain", plan, None, (), shown, supervised=True, limit_s=None)
         if plain.status != 0:
             raise ProgramFailedError(
                 f"the program fails without any faults ({status_words(plain.status)}): nothing can be said about it\n"
@@ -124,9 +133,9 @@ def run(
             )
         targets = _targets(plan, plain.story)
         timeline = around.timeline(plan.around, plan.seed, plain.story.seconds)
-        tell("with faults")
+        shown = begin("with faults", plain.story.received)
         begun = time.monotonic()
-        ours = _run(arguments, folder / "faults", plan, targets, timeline, supervised=True, limit_s=limit_s)
+        ours = _run(arguments, folder / "faults", plan, targets, timeline, shown, supervised=True, limit_s=limit_s)
         took_s = time.monotonic() - begun
         excused = _excused(plan, targets)
         repeats = plan.policy == "replace"
@@ -136,9 +145,9 @@ def run(
         )
         other = None
         if compare_torch:
-            tell("with faults, on stock torch")
+            shown = begin("with faults, on stock torch", plain.story.received)
             limit = limit_s or max(_LEAST_LIMIT_S, 3 * took_s)
-            theirs = _run(arguments, folder / "torch", plan, targets, timeline, supervised=False, limit_s=limit)
+            theirs = _run(arguments, folder / "torch", plan, targets, timeline, shown, supervised=False, limit_s=limit)
             other = survival.judge(
                 theirs.story, plain.story, None, excused, theirs.status, error=_last_line(theirs, limit)
             )
@@ -190,6 +199,7 @@ def _run(
     plan: Plan,
     targets: dict[str, list[tuple[int, Any]]] | None,
     timeline: Timeline,
+    shown: beside.Shown | None,
     *,
     supervised: bool,
     limit_s: float | None,
@@ -230,11 +240,8 @@ def _run(
             beside.killing(kill_every_s, notes, plan.seed),
             beside.happening(timeline, folder, notes) as undone,
         ):
-            status: int | None
             try:
-                status = process.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                status = None
+                status = beside.wait(process, limit_s, notes, shown)
             finally:
                 _end(process)
     finally:

@@ -121,7 +121,7 @@ def wait_for_leaks(before: Snapshot, deadline_s: float = DEADLINE_S) -> Leaks:
 
 def complaint(before: Snapshot) -> str:
     """What is new since `before` and stays, in words; empty: nothing. The processes among it are killed."""
-    leaks = wait_for_leaks(before)
+    leaks = wait_for_leaks(before, DEADLINE_S)
     if not leaks:
         return ""
     report = leaks.describe()
