@@ -70,7 +70,9 @@ def test_a_poison_sample_is_named_with_what_it_cost():
     """Two workers, the seconds until others were there, the journal's remedies; not what is done already."""
     told = story(
         {"kind": "worker-died", "slot": 1, "time": 110.0},
-        incident("crash", "null-pointer", 421, "aa", time=110.1, described=["a.png"], action="tried again"),
+        incident(
+            "crash", "null-pointer", 421, "aa", time=110.1, described=["a.png"], action="tried again", batch=52, epoch=1
+        ),
         {"kind": "worker-ready", "slot": 1, "time": 110.5},
         {"kind": "worker-died", "slot": 1, "time": 111.0},
         incident("crash", "null-pointer", 421, "bb", time=111.1, described=["a.png"]),
@@ -87,7 +89,7 @@ def test_a_poison_sample_is_named_with_what_it_cost():
     assert found.level == "bad"
     assert found.which == "sample 421 (a.png)"
     assert found.who == "worker 1 (2 times)"
-    assert found.since == 110.1
+    assert (found.since, found.at) == (110.1, "batch 52 of epoch 1")
     assert found.cost == "2 workers lost and replaced; 1.5 s of a worker's time until work went on; 1 sample left out"
     assert found.change[:2] == ("update the library", "mend or remove sample 421")
     assert found.incidents == ("aa", "bb")
@@ -120,7 +122,9 @@ def test_a_sample_that_raises_is_told_how_to_be_left_out():
 def test_a_leak_is_told_when_workers_are_recycled_for_memory():
     """Since the first worker was seen, with the rate, and what would make it rarer."""
     events = [
-        tick(100.0 + n, 0, n, slots=[{"slot": 0, "incarnation": 1, "private": (20 + 10 * n) * MIB}]) for n in range(5)
+        tick(100.0 + n, 0, n, slots=[{"slot": 0, "incarnation": 1, "private": (20 + 10 * n) * MIB}])
+        | {"samples": 10 * n}
+        for n in range(5)
     ]
     events += [
         {"kind": "worker-recycled", "slot": 0, "time": 105.0, "why": "its memory has reached 136 MiB of 160 MiB"},
@@ -134,7 +138,9 @@ def test_a_leak_is_told_when_workers_are_recycled_for_memory():
     assert found.since == 100.0
     assert "1 worker recycled in time, none died of it; 500 ms until the new ones were ready" in found.cost
     assert "10 MiB a second" in found.cost
-    assert found.change[0] == 'memory_limit="320MiB" recycles half as often, where there is room'
+    assert found.change[0].startswith("in the dataset: look for caches")
+    assert found.change[1].endswith('memory_limit="320MiB" recycles half as often, where there is room')
+    assert found.why == "the private memory of workers rises, and does not fall: each sample leaves about 1 MiB behind"
 
 
 def test_a_leak_is_told_before_anything_is_recycled():

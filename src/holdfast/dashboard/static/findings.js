@@ -39,7 +39,8 @@ export class Findings {
     text(node.querySelector(".level"), MARKS[finding.level] ?? "i");
     text(node.querySelector("h4 .unseen"), `${LEVELS[finding.level] ?? ""}: `);
     text(node.querySelector(".title"), finding.title);
-    const values = { ...finding, since: finding.since ? `${clock(finding.since)}, ${ago(finding.since, now)}` : "the beginning", change: null };
+    const values = { ...finding, change: null,
+      since: finding.since ? `${clock(finding.since)}, ${ago(finding.since, now)}${finding.at ? `, in ${finding.at}` : ""}` : "the beginning" };
     for (const cell of node.querySelectorAll("dd")) {
       const key = cell.dataset.of;
       if (key === "change") this.changes(cell, finding.change);
