@@ -69,9 +69,10 @@ def test_a_slow_disk_is_named_when_workers_wait_for_one(server: Server, tmp_path
             job.terminate()
 
     assert finding["who"] == "all 2 alike"
-    assert finding["which"].startswith("no single sample: each batch takes a worker")
+    assert finding["which"].startswith("no single sample: each takes a worker ")
     assert finding["since"] > told["began"]
     assert finding["cost"].startswith("the trainer waited")
+    assert "batches a second, before that" in finding["cost"]
     assert "for the disk" in finding["why"]
     assert finding["change"][0].startswith("num_workers=")
     assert "(now 2)" in finding["change"][0]

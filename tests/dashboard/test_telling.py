@@ -50,13 +50,15 @@ def incident(kind: str, verdict: str, sample: Any, ident: str = "ab", **more: An
 
 
 def waiting(share: float, from_tick: int = 10, ticks: int = 30) -> list[dict[str, Any]]:
-    """A trainer that waits `share` of each second from that tick on."""
+    """A trainer that waits `share` of each second from that tick on, and then gets a batch, not four."""
     wait = own = 0.0
+    delivered = 0
     told = []
     for n in range(ticks):
         lost = share if n >= from_tick else 0.0
         wait, own = wait + lost, own + 1 - lost
-        told.append(tick(100.0 + n, wait, own, delivered=4 * n))
+        delivered += 1 if lost else 4
+        told.append(tick(100.0 + n, wait, own, delivered=delivered) | {"samples": 8 * delivered})
     return told
 
 
@@ -177,7 +179,10 @@ def test_waiting_is_explained_by_what_workers_do(load, kind, title, change):
     assert found.title.startswith(title)
     assert found.change[0].startswith(change)
     assert found.since == 109.0
-    assert found.cost.startswith("the trainer waited 12 s since then, 60% of its time")
+    assert (
+        found.cost == "the trainer waited 12 s since then, 60% of its time; it gets 1 batches a second, before that 4"
+    )
+    assert found.which == "no single sample: each takes a worker 250 ms, a batch 2 s"
     assert found.who == "all 2 alike"
 
 

@@ -103,6 +103,7 @@ class Story:
         self.share = 0.0  # of waiting, over the last seconds
         self.rate = 0.0  # batches a second, likewise
         self.sample_rate = 0.0  # samples
+        self.good_rate = 0.0  # batches a second when the trainer was last not kept waiting
         self._ticks: deque[dict[str, Any]] = deque(maxlen=_WINDOW_TICKS)
         self._away: dict[int, tuple[float, str]] = {}  # slot → since when nobody is there, and why: a verdict, or ""
         self._died: dict[int, float] = {}
@@ -226,6 +227,7 @@ class Story:
             self.behind_from = (begun["wait_seconds"], begun["trainer_seconds"])
         elif self.share < _CAUGHT_UP:
             self.behind_since = 0.0
+            self.good_rate = self.rate
 
 
 def _share(before: dict[str, Any], after: dict[str, Any]) -> float:

@@ -273,11 +273,14 @@ def _behind(story: Story, snapshot: Mapping[str, Any], cpus: int, noun: str) -> 
     fetch = workers / story.rate if story.rate else _batch_seconds(snapshot, "fetch")
     cost = f"the trainer waited {seconds_in_words(wait)} since then, {share:.0%} of its time"
     if story.rate:
-        # own time alone bounds how fast batches could be taken
-        cost += f"; it got {story.rate:.3g} batches a second, and could take {_could(story, share)}"
+        before = f"before that {story.good_rate:.3g}" if story.good_rate > story.rate else _could(story, share)
+        cost += f"; it gets {story.rate:.3g} batches a second, {before}"
     if snapshot.get("here"):
         return [_loads_itself(story, wait, own, cost, cpus, noun)]
-    which = f"no single {noun}: each batch takes a worker {seconds_in_words(fetch)}" if fetch else f"no single {noun}"
+    which = f"no single {noun}"
+    if fetch:
+        one = f"each takes a worker {seconds_in_words(workers / story.sample_rate)}, " if story.sample_rate > 0 else ""
+        which += f": {one}a batch {'' if one else 'takes a worker '}{seconds_in_words(fetch)}"
     held = _slowest(snapshot, noun)
     who = f"all {workers} alike" if workers > 1 else "worker 0, the only one"
     if loads and mean["starved"] >= _STARVED:
@@ -348,7 +351,8 @@ def _loads_itself(story: Story, wait: float, own: float, cost: str, cpus: int, n
 
 
 def _could(story: Story, share: float) -> str:
-    return f"{story.rate / max(1 - share, 0.02):.3g}" if share < 0.98 else "many times as many"
+    """Its own time alone bounds how fast it could take them."""
+    return f"and could take {story.rate / max(1 - share, 0.02):.3g}" if share < 0.98 else "and could take many more"
 
 
 def _slowest(snapshot: Mapping[str, Any], noun: str) -> str:
