@@ -76,13 +76,17 @@ def points(page: Any) -> int:
 
 
 def picture(page: Any, name: str, **more: Any) -> None:
-    """With few colours: the guide's pictures stay small."""
+    """With few colours, those that are seen most: the guide's pictures stay small, and legends right."""
+    import numpy
     from PIL import Image
 
-    taken = Image.open(io.BytesIO(page.screenshot(**more))).convert("RGB")
-    taken.quantize(64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
-        Path(PICTURES) / f"{name}.png", optimize=True
-    )
+    pixels = numpy.asarray(Image.open(io.BytesIO(page.screenshot(**more))).convert("RGB"))
+    colours, places, counts = numpy.unique(pixels.reshape(-1, 3), axis=0, return_inverse=True, return_counts=True)
+    kept = colours[numpy.argsort(-counts)[:96]]
+    nearest = ((colours[:, None].astype(int) - kept[None]) ** 2).sum(-1).argmin(1).astype(numpy.uint8)
+    drawn = Image.fromarray(nearest[places.reshape(-1)].reshape(pixels.shape[:2]), "P")
+    drawn.putpalette(kept.tobytes())
+    drawn.save(Path(PICTURES) / f"{name}.png", optimize=True)
 
 
 def test_a_death_is_on_the_page_when_it_has_happened(browser: Any, server: Server):
@@ -263,7 +267,10 @@ WORDS = {
         *("The source of the samples is slow", "each takes a worker", "all 2 alike", "after it began"),
         *("the trainer waited", "before that", "num_workers="),
     ),
-    "too_few_workers": ("Too few workers", "worker 0", "from the beginning", "the trainer waited", "num_workers="),
+    "too_few_workers": (  # or, where other programs take the CPUs, what is then true
+        *("Too few workers|Workers wait for a CPU", "worker 0", "from the beginning", "the trainer waited"),
+        "num_workers=|other programs",
+    ),
 }
 # Longer for the guide's pictures: HOLDFAST_PICTURES=docs/guide/pictures makes them anew.
 SECONDS, POINTS = ("30", 20) if PICTURES else ("18", 10)
@@ -279,12 +286,12 @@ def test_the_page_answers_the_questions_of_a_newcomer(browser: Any, server: Serv
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="train-"))
         shutil.copy(EXAMPLES / f"{name}.py", folder)
         job = stack.enter_context(subprocess.Popen([sys.executable, f"{name}.py", SECONDS], cwd=folder))
-        page.wait_for_selector(f"text={WORDS[name][0]}")
+        page.wait_for_selector(f"text=/{WORDS[name][0]}/")
         assert wait_until(lambda: points(page) >= POINTS, DEADLINE_S)
 
         def missing() -> list[str]:
             told = page.locator(".found").inner_text()
-            return [word for word in WORDS[name] if word not in told]
+            return [word for word in WORDS[name] if not any(each in told for each in word.split("|"))]
 
         wait_until(lambda: not missing() or job.poll() is not None, DEADLINE_S)
         unsaid = missing()
@@ -306,5 +313,5 @@ def test_the_page_answers_the_questions_of_a_newcomer(browser: Any, server: Serv
         kept = page.locator(".found .title").all_inner_texts()
 
     assert unsaid == []
-    assert any(title.startswith(WORDS[name][0]) for title in kept)  # also when it is over
+    assert any(title.startswith(tuple(WORDS[name][0].split("|"))) for title in kept)  # also when it is over
     assert seen.wrong == []

@@ -166,7 +166,7 @@ def _held(number: int, mib: int) -> dict[str, Any]:
         ({"waiting": 0.9}, "slow-source", "The source of the samples is slow", "num_workers=6 (now 2)"),
         ({"waiting": 0.9, "disk": 0.8}, "slow-source", "The disk is slow", "num_workers=6 (now 2)"),
         ({"on_cpu": 0.95}, "too-few-workers", "Too few workers: 2 cannot keep up", "num_workers=6 (now 2"),
-        ({"on_cpu": 0.5, "starved": 0.5}, "starved", "Workers wait for a CPU", "num_workers=15"),
+        ({"on_cpu": 0.5, "starved": 0.5}, "starved", "Workers wait for a CPU", "see what else runs here"),
     ],
 )
 def test_waiting_is_explained_by_what_workers_do(load, kind, title, change):
@@ -197,6 +197,16 @@ def test_no_more_workers_are_advised_than_there_are_cpus():
         'num_workers=2 (now 1; this machine has 2 CPUs), or num_workers="auto"',
         "about 3 workers would be needed: more CPUs, or less work in __getitem__ and collate_fn",
     )
+
+
+def test_fewer_workers_are_advised_when_they_take_each_other_the_cpu():
+    """Where there are more of them than CPUs, nobody else need be to blame."""
+    load = {"on_cpu": 0.5, "starved": 0.5}
+    now = snapshot(*(slot(n, **load) for n in range(3)), wait_seconds=12.0, trainer_seconds=18.0)
+
+    found = only(telling.findings(story(*waiting(0.6)), now, cpus=2), "starved")
+
+    assert found.change == ("num_workers=2, or more CPUs for the job",)
 
 
 def test_nothing_is_found_when_the_trainer_has_caught_up():

@@ -286,7 +286,12 @@ def _behind(story: Story, snapshot: Mapping[str, Any], cpus: int, noun: str) -> 
     if loads and mean["starved"] >= _STARVED:
         title, kind = "Workers wait for a CPU", "starved"
         why = f"they wanted one and had none {mean['starved']:.0%} of their time; this machine has {cpus}"
-        change = [snapshot.get("advice") or f"num_workers={max(1, cpus - 1)}, or more CPUs for the job"]
+        change = [
+            "see what else runs here: other programs, or threads of the trainer, take the CPUs",
+            "fewer threads in the trainer (torch.set_num_threads, OMP_NUM_THREADS), or more CPUs for the job",
+        ]
+        if workers > cpus:
+            change = [snapshot.get("advice") or f"num_workers={max(1, cpus)}, or more CPUs for the job"]
     elif loads and mean["waiting"] >= _WAITING:
         disk = mean["disk"] >= _ON_DISK * mean["waiting"]
         source = "disk" if disk else "source of the samples"
