@@ -1,4 +1,4 @@
-"""A job with faults, at the pace of whoever writes to its standard input: `program.py plain|hostile`.
+"""A job with faults, at the pace of whoever writes to its standard input: `program.py plain|hostile|here`.
 
 Reads   standard input: a line has it deliver a batch, the end of it ends the job.
 Writes  «ready» once its first batch is there; then «at N» after each batch.
@@ -44,16 +44,12 @@ def main(what: str) -> None:
         globals()[HOSTILE] = kind
         dataset = kind(HOSTILE)
         describe = _hostile
-    loader = holdfast.DataLoader(
-        dataset,
-        batch_size=2,
-        num_workers=1,
-        prefetch_factor=1,
-        faults="skip",
-        memory_limit="2GiB",
-        describe=describe,
-        multiprocessing_context="fork",
-    )
+    workers: dict[str, Any] = {
+        **{"num_workers": 1, "prefetch_factor": 1, "memory_limit": "2GiB", "multiprocessing_context": "fork"},
+    }
+    if what == "here":
+        dataset, workers = torch.utils.data.Subset(dataset, range(DIES)), {"num_workers": 0}
+    loader = holdfast.DataLoader(dataset, batch_size=2, faults="skip", describe=describe, **workers)
     batches = iter(loader)
     next(batches)
     print("ready", flush=True)

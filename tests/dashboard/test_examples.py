@@ -52,7 +52,7 @@ def waits_for_disk(folder: Path) -> bool:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says who waits for a disk")
 def test_a_slow_disk_is_named_when_workers_wait_for_one(server: Server, tmp_path: Path):
-    """examples/seeing/slow_disk.py on a real disk: what is slow, since when, its cost, how many workers would do."""
+    """examples/seeing/slow_disk.py on a real disk: what is slow, since when, what it costs, how many would do."""
     if not waits_for_disk(tmp_path):
         pytest.skip("reads from the folder of this test are not seen to wait for a disk")
     with subprocess.Popen([sys.executable, str(EXAMPLES / "slow_disk.py"), "24", str(tmp_path)]) as job:
@@ -69,9 +69,10 @@ def test_a_slow_disk_is_named_when_workers_wait_for_one(server: Server, tmp_path
             job.terminate()
 
     assert finding["who"] == "all 2 alike"
-    assert finding["which"].startswith("no single sample: each batch takes a worker")
+    assert finding["which"].startswith("no single sample: each takes a worker ")
     assert finding["since"] > told["began"]
     assert finding["cost"].startswith("the trainer waited")
+    assert "batches a second, before that" in finding["cost"]
     assert "for the disk" in finding["why"]
     assert finding["change"][0].startswith("num_workers=")
     assert "(now 2)" in finding["change"][0]

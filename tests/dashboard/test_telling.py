@@ -50,13 +50,15 @@ def incident(kind: str, verdict: str, sample: Any, ident: str = "ab", **more: An
 
 
 def waiting(share: float, from_tick: int = 10, ticks: int = 30) -> list[dict[str, Any]]:
-    """A trainer that waits `share` of each second from that tick on."""
+    """A trainer that waits `share` of each second from that tick on, and then gets a batch, not four."""
     wait = own = 0.0
+    delivered = 0
     told = []
     for n in range(ticks):
         lost = share if n >= from_tick else 0.0
         wait, own = wait + lost, own + 1 - lost
-        told.append(tick(100.0 + n, wait, own, delivered=4 * n))
+        delivered += 1 if lost else 4
+        told.append(tick(100.0 + n, wait, own, delivered=delivered) | {"samples": 8 * delivered})
     return told
 
 
@@ -70,7 +72,9 @@ def test_a_poison_sample_is_named_with_what_it_cost():
     """Two workers, the seconds until others were there, the journal's remedies; not what is done already."""
     told = story(
         {"kind": "worker-died", "slot": 1, "time": 110.0},
-        incident("crash", "null-pointer", 421, "aa", time=110.1, described=["a.png"], action="tried again"),
+        incident(
+            "crash", "null-pointer", 421, "aa", time=110.1, described=["a.png"], action="tried again", batch=52, epoch=1
+        ),
         {"kind": "worker-ready", "slot": 1, "time": 110.5},
         {"kind": "worker-died", "slot": 1, "time": 111.0},
         incident("crash", "null-pointer", 421, "bb", time=111.1, described=["a.png"]),
@@ -87,7 +91,7 @@ def test_a_poison_sample_is_named_with_what_it_cost():
     assert found.level == "bad"
     assert found.which == "sample 421 (a.png)"
     assert found.who == "worker 1 (2 times)"
-    assert found.since == 110.1
+    assert (found.since, found.at) == (110.1, "batch 52 of epoch 1")
     assert found.cost == "2 workers lost and replaced; 1.5 s of a worker's time until work went on; 1 sample left out"
     assert found.change[:2] == ("update the library", "mend or remove sample 421")
     assert found.incidents == ("aa", "bb")
@@ -120,7 +124,9 @@ def test_a_sample_that_raises_is_told_how_to_be_left_out():
 def test_a_leak_is_told_when_workers_are_recycled_for_memory():
     """Since the first worker was seen, with the rate, and what would make it rarer."""
     events = [
-        tick(100.0 + n, 0, n, slots=[{"slot": 0, "incarnation": 1, "private": (20 + 10 * n) * MIB}]) for n in range(5)
+        tick(100.0 + n, 0, n, slots=[{"slot": 0, "incarnation": 1, "private": (20 + 10 * n) * MIB}])
+        | {"samples": 10 * n}
+        for n in range(5)
     ]
     events += [
         {"kind": "worker-recycled", "slot": 0, "time": 105.0, "why": "its memory has reached 136 MiB of 160 MiB"},
@@ -134,7 +140,9 @@ def test_a_leak_is_told_when_workers_are_recycled_for_memory():
     assert found.since == 100.0
     assert "1 worker recycled in time, none died of it; 500 ms until the new ones were ready" in found.cost
     assert "10 MiB a second" in found.cost
-    assert found.change[0] == 'memory_limit="320MiB" recycles half as often, where there is room'
+    assert found.change[0].startswith("in the dataset: look for caches")
+    assert found.change[1].endswith('memory_limit="320MiB" recycles half as often, where there is room')
+    assert found.why == "the private memory of workers rises, and does not fall: each sample leaves about 1 MiB behind"
 
 
 def test_a_leak_is_told_before_anything_is_recycled():
@@ -158,7 +166,7 @@ def _held(number: int, mib: int) -> dict[str, Any]:
         ({"waiting": 0.9}, "slow-source", "The source of the samples is slow", "num_workers=6 (now 2)"),
         ({"waiting": 0.9, "disk": 0.8}, "slow-source", "The disk is slow", "num_workers=6 (now 2)"),
         ({"on_cpu": 0.95}, "too-few-workers", "Too few workers: 2 cannot keep up", "num_workers=6 (now 2"),
-        ({"on_cpu": 0.5, "starved": 0.5}, "starved", "Workers wait for a CPU", "num_workers=15"),
+        ({"on_cpu": 0.5, "starved": 0.5}, "starved", "Workers wait for a CPU", "see what else runs here"),
     ],
 )
 def test_waiting_is_explained_by_what_workers_do(load, kind, title, change):
@@ -171,7 +179,10 @@ def test_waiting_is_explained_by_what_workers_do(load, kind, title, change):
     assert found.title.startswith(title)
     assert found.change[0].startswith(change)
     assert found.since == 109.0
-    assert found.cost.startswith("the trainer waited 12 s since then, 60% of its time")
+    assert (
+        found.cost == "the trainer waited 12 s since then, 60% of its time; it gets 1 batches a second, before that 4"
+    )
+    assert found.which == "no single sample: each takes a worker 250 ms, a batch 2 s"
     assert found.who == "all 2 alike"
 
 
@@ -186,6 +197,16 @@ def test_no_more_workers_are_advised_than_there_are_cpus():
         'num_workers=2 (now 1; this machine has 2 CPUs), or num_workers="auto"',
         "about 3 workers would be needed: more CPUs, or less work in __getitem__ and collate_fn",
     )
+
+
+def test_fewer_workers_are_advised_when_they_take_each_other_the_cpu():
+    """Where there are more of them than CPUs, nobody else need be to blame."""
+    load = {"on_cpu": 0.5, "starved": 0.5}
+    now = snapshot(*(slot(n, **load) for n in range(3)), wait_seconds=12.0, trainer_seconds=18.0)
+
+    found = only(telling.findings(story(*waiting(0.6)), now, cpus=2), "starved")
+
+    assert found.change == ("num_workers=2, or more CPUs for the job",)
 
 
 def test_nothing_is_found_when_the_trainer_has_caught_up():

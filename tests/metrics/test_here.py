@@ -233,5 +233,5 @@ def test_viewers_show_a_loader_without_workers(tmp_path):
     ]
     assert found.title == "The trainer loads its batches itself, and waits for them"
     assert found.who == "none: with num_workers=0 the trainer loads its batches itself"
-    assert found.which == "no single sample: each batch takes 150 ms"
+    assert found.which == "no single sample: each batch takes 600 ms"
     assert found.change[0].startswith("num_workers=2 (now 0; this machine has 16 CPUs)")

@@ -180,6 +180,8 @@ class Job:
         state = layout.STATES[values["state"]] if 0 <= values["state"] < len(layout.STATES) else "empty"
         if slate is not None and alive:
             state = "here"  # from the first batch on, before anything else is on the board
+            if values["stage"] == Stage.IDLE:
+                values["batch"] = -1
         here = alive and state in ("starting", "ready", "here") and values["pid"] > 0
         if here and not _lives(values["pid"]):
             here, state = False, "dead"  # which the trainer has not heard yet, in a long step of its own

@@ -40,6 +40,7 @@ class Trouble:
     slots: Counter[int] = field(default_factory=Counter)
     samples: dict[Any, str] = field(default_factory=dict)  # → the user's words for it
     condemned: dict[Any, bool] = field(default_factory=dict)  # sample → whether another took its place
+    at: str = ""  # which batch it began with
 
     def names(self, samples: list[Any], described: list[str]) -> None:
         for place, sample in enumerate(samples):
@@ -101,6 +102,8 @@ class Story:
         self.behind_from: tuple[float, float] = (0.0, 0.0)  # its waiting and its own time until then
         self.share = 0.0  # of waiting, over the last seconds
         self.rate = 0.0  # batches a second, likewise
+        self.sample_rate = 0.0  # samples
+        self.good_rate = 0.0  # batches a second when the trainer was last not kept waiting
         self._ticks: deque[dict[str, Any]] = deque(maxlen=_WINDOW_TICKS)
         self._away: dict[int, tuple[float, str]] = {}  # slot → since when nobody is there, and why: a verdict, or ""
         self._died: dict[int, float] = {}
@@ -154,6 +157,8 @@ class Story:
         if trouble is None:
             return
         slot = event.get("slot", -1)
+        if not trouble.incidents and event.get("batch", -1) >= 0:
+            trouble.at = f"batch {event['batch']} of epoch {event.get('epoch', 0)}"
         trouble.kind, trouble.last = kind, event["time"]
         trouble.incidents += 1
         trouble.sentence, trouble.cause, trouble.action = event["sentence"], event["cause"], event["action"]
@@ -214,6 +219,7 @@ class Story:
             return
         self.share = _share(first, event)
         self.rate = (event["delivered"] - first["delivered"]) / passed
+        self.sample_rate = (event.get("samples", 0) - first.get("samples", 0)) / passed
         if self.share >= _BEHIND and not self.behind_since:
             ticks = list(self._ticks)
             begun = next((a for a, b in itertools.pairwise(ticks) if _share(a, b) >= _BEHIND), first)
@@ -221,6 +227,7 @@ class Story:
             self.behind_from = (begun["wait_seconds"], begun["trainer_seconds"])
         elif self.share < _CAUGHT_UP:
             self.behind_since = 0.0
+            self.good_rate = self.rate
 
 
 def _share(before: dict[str, Any], after: dict[str, Any]) -> float:

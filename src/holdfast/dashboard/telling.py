@@ -12,9 +12,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from holdfast.dashboard.finding import (
+    Finding,
+    counted,
+    mean_of,
+    named,
+    remedies_of,
+    seconds_in_words,
+    upper,
+    with_words,
+)
 from holdfast.dashboard.story import DEADLY, Memory, Story, Trouble
 from holdfast.quantities import in_words
 
@@ -24,25 +33,7 @@ _FIRST = ("given-up", "breaker", "start")  # what explains the rest
 _LONG_S = 10.0  # that a worker has had one sample in hand
 _WAITING, _ON_DISK, _STARVED, _IDLE = 0.4, 0.5, 0.3, 0.5  # shares of a worker's time
 _NO_WORKER = "none: with num_workers=0 the trainer loads its batches itself"
-_MOST_NAMED = 6
 _MOST_WORKERS = 64
-
-
-@dataclass(frozen=True)
-class Finding:
-    kind: str
-    level: str
-    title: str
-    which: str  # sample
-    who: str  # worker
-    since: float  # seconds after 1970; 0: from the beginning
-    cost: str
-    change: tuple[str, ...]
-    why: str = ""
-    incidents: tuple[str, ...] = field(default=())  # ids in the journal, the newest last
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def findings(
@@ -62,7 +53,7 @@ def findings(
     for trouble in story.troubles.values():
         if trouble.verdict not in _GROWING or trouble.workers_lost:
             found.append(_of_trouble(trouble, known, noun, here=bool(snapshot.get("here"))))
-    found += _memory(story, snapshot, known)
+    found += _memory(story, snapshot, known, noun)
     found += _long_in_hand(snapshot, noun)
     found += _behind(story, snapshot, cpus, noun)
     found += _idle(snapshot)
@@ -83,13 +74,13 @@ def _of_trouble(trouble: Trouble, known: Mapping[str, Sequence[str]], noun: str,
     deadly = trouble.workers_lost > 0
     guilty = trouble.condemned or (trouble.samples if trouble.kind == "exception" else {})
     again = "again" in trouble.action or trouble.action == "retried"
-    named = _named(guilty or trouble.samples, noun)
+    subject = upper(named(guilty or trouble.samples, noun))
     if guilty:
         verb = "hang" if hangs else "kill" if deadly or trouble.kind in DEADLY else "raise"
         what = {"hang": "and cost{s} its worker", "kill": "its worker", "raise": "an exception"}[verb]
         one = len(guilty) == 1
         what = what.format(s="s" if one else "") if one else what.format(s="").replace("its worker", "their workers")
-        title = f"{_upper(named)} {verb}{'s' if one else ''} {what}"
+        title = f"{subject} {verb}{'s' if one else ''} {what}"
         kind = "hang" if hangs else "poison"
     elif trouble.kind == "suspected hang":
         title, kind = f"Worker {_slots(trouble)} shows no progress", "hang"
@@ -106,39 +97,40 @@ def _of_trouble(trouble: Trouble, known: Mapping[str, Sequence[str]], noun: str,
         kind,
         level,
         title,
-        _with_words(trouble, guilty or trouble.samples, noun) or f"no {noun}: none was in hand",
+        with_words(trouble.samples, guilty or trouble.samples, noun) or f"no {noun}: none was in hand",
         _NO_WORKER if here else _workers(trouble),
         trouble.since,
         _cost(trouble, noun),
         _changes(trouble, known, noun),
         why=trouble.cause or trouble.sentence,
         incidents=tuple(trouble.ids),
+        at=trouble.at if noun == "sample" else "",
     )
 
 
 def _cost(trouble: Trouble, noun: str) -> str:
     parts = []
     if trouble.workers_lost:
-        parts.append(f"{_counted(trouble.workers_lost, 'worker')} lost and replaced")
+        parts.append(f"{counted(trouble.workers_lost, 'worker')} lost and replaced")
     if trouble.seconds >= 0.05:
-        parts.append(f"{_seconds(trouble.seconds)} of a worker's time until work went on")
+        parts.append(f"{seconds_in_words(trouble.seconds)} of a worker's time until work went on")
     replaced = sum(trouble.condemned.values())
     left_out = len(trouble.condemned) - replaced
     if left_out:
-        parts.append(f"{_counted(left_out, noun)} left out")
+        parts.append(f"{counted(left_out, noun)} left out")
     if replaced:
-        parts.append(f"{_counted(replaced, noun)} replaced by others")
+        parts.append(f"{counted(replaced, noun)} replaced by others")
     if not trouble.condemned and not trouble.workers_lost and trouble.incidents:
-        parts.append(_counted(trouble.incidents, "time") + (f": {trouble.action}" if trouble.action else ""))
+        parts.append(counted(trouble.incidents, "time") + (f": {trouble.action}" if trouble.action else ""))
     return "; ".join(parts) or "nothing so far"
 
 
 def _changes(trouble: Trouble, known: Mapping[str, Sequence[str]], noun: str) -> tuple[str, ...]:
-    told = _told(trouble.ids, known)
     # What is done already needs no telling.
-    out = [each for each in told if not (trouble.condemned and each.startswith(("faults=", "on_crash=")))]
+    remedies = remedies_of(trouble.ids, known)
+    out = [each for each in remedies if not (trouble.condemned and each.startswith(("faults=", "on_crash=")))]
     if trouble.condemned and noun == "sample":
-        out.append(f"mend or remove {_named(trouble.condemned, noun)}")
+        out.append(f"mend or remove {named(trouble.condemned, noun)}")
         out.append('`holdfast check --output bad.json`, then DataLoader(quarantine="bad.json"): never tried again')
     elif trouble.kind in ("exception", *DEADLY) and noun == "sample" and trouble.samples and not trouble.condemned:
         out.append('faults="skip" leaves such a sample out, faults="replace" takes another in its place')
@@ -177,11 +169,11 @@ def _long_in_hand(snapshot: Mapping[str, Any], noun: str) -> list[Finding]:
             "hang",
             "warn",
             f"{'The trainer' if here else 'Worker ' + str(worst['slot'])} has had {which} in hand for "
-            f"{_seconds(worst['seconds'])}",
+            f"{seconds_in_words(worst['seconds'])}",
             which,
             _NO_WORKER if here else ", ".join(f"worker {slot['slot']} (pid {slot['pid']})" for slot in held),
             snapshot["time"] - worst["seconds"],
-            f"{_seconds(worst['seconds'])} of {'the trainer' if here else 'this worker'} so far",
+            f"{seconds_in_words(worst['seconds'])} of {'the trainer' if here else 'this worker'} so far",
             (
                 "the button «stacks» in its row says which line it is at",
                 f"num_workers=1: then {remedy}" if here else remedy,
@@ -193,7 +185,7 @@ def _long_in_hand(snapshot: Mapping[str, Any], noun: str) -> list[Finding]:
 # ---------------------------------------------------------------- memory
 
 
-def _memory(story: Story, snapshot: Mapping[str, Any], known: Mapping[str, Sequence[str]]) -> list[Finding]:
+def _memory(story: Story, snapshot: Mapping[str, Any], known: Mapping[str, Sequence[str]], noun: str) -> list[Finding]:
     grown = [story.troubles[name] for name in _GROWING if name in story.troubles and name != "memory-limit"]
     recycled = {slot: memory for slot, memory in story.memory.items() if memory.recycled}
     rising = {slot: memory for slot, memory in story.memory.items() if memory.is_rising}
@@ -210,27 +202,28 @@ def _memory(story: Story, snapshot: Mapping[str, Any], known: Mapping[str, Seque
     rate = max(rates, default=0.0)
     limit = snapshot.get("memory_limit")
     ids = tuple(ident for trouble in grown for ident in trouble.ids)
-    change = list(_told(list(ids), known))
+    change = list(remedies_of(ids, known))
     largest = max((memory.last[1] for memory in story.memory.values()), default=0)
+    if not any("cache" in text for text in change):
+        change.insert(0, "in the dataset: look for caches without a bound and lists that are only appended to")
     if limit and times:
-        change.append(
-            f'memory_limit="{in_words(2 * limit).replace(" ", "")}" recycles half as often, where there is room'
-        )
+        size = in_words(2 * limit).replace(" ", "")
+        change.append(f'until that is mended, memory_limit="{size}" recycles half as often, where there is room')
     elif not limit and not any("memory_limit" in text for text in change):
         size = in_words(max(2 * largest, 256 << 20)).replace(" ", "")
-        change.append(f'memory_limit="{size}" recycles a worker in time; the epoch does not notice')
-    if not any("cache" in text for text in change):
-        change.append("in the dataset: look for caches without a bound and lists that are only appended to")
+        change.append(
+            f'until that is mended, memory_limit="{size}" recycles a worker in time; the epoch does not notice'
+        )
     parts = []
     if times:
-        parts.append(f"{_counted(times, 'worker')} recycled in time, none died of it")
+        parts.append(f"{counted(times, 'worker')} recycled in time, none died of it")
         if seconds >= 0.05:
-            parts.append(f"{_seconds(seconds)} until the new ones were ready")
+            parts.append(f"{seconds_in_words(seconds)} until the new ones were ready")
     if rate > 0:
         parts.append(f"a worker grows by {in_words(rate)} a second")
     if rate > 0 and limit and not times:
-        parts.append(f"about {_seconds(max(0.0, 0.85 * limit - largest) / rate)} until it is recycled")
-    why = grown[-1].cause if grown else next((memory.why for memory in recycled.values()), "it rose all the time")
+        parts.append(f"about {seconds_in_words(max(0.0, 0.85 * limit - largest) / rate)} until it is recycled")
+    why = grown[-1].cause if grown else _rises(sum(rates), story.sample_rate, noun)
     names = ", ".join(_with_count(slot, recycled) for slot in slots[:8])
     what = {"descriptor-leak": "open descriptors", "thread-leak": "threads"}
     thing = what.get(grown[-1].verdict, "memory") if grown else "memory"
@@ -250,8 +243,14 @@ def _memory(story: Story, snapshot: Mapping[str, Any], known: Mapping[str, Seque
     ]
 
 
+def _rises(rate: float, samples: float, noun: str) -> str:
+    """Of all workers and all samples, a second."""
+    each = f": each {noun} leaves about {in_words(rate / samples)} behind" if rate > 0 and samples > 0 else ""
+    return f"the private memory of workers rises, and does not fall{each}"
+
+
 def _with_count(slot: int, recycled: Mapping[int, Memory]) -> str:
-    return f"worker {slot}" + (f" (recycled {_counted(recycled[slot].recycled, 'time')})" if slot in recycled else "")
+    return f"worker {slot}" + (f" (recycled {counted(recycled[slot].recycled, 'time')})" if slot in recycled else "")
 
 
 # ---------------------------------------------------------------- waiting
@@ -263,7 +262,7 @@ def _behind(story: Story, snapshot: Mapping[str, Any], cpus: int, noun: str) -> 
         return []
     loads = [slot["load"] for slot in snapshot.get("slots", ()) if slot.get("load")]
     workers = max(1, snapshot.get("workers") or len(snapshot.get("slots", ())))
-    mean = {name: _mean([load[name] for load in loads]) for name in ("on_cpu", "starved", "waiting", "idle", "disk")}
+    mean = {name: mean_of([load[name] for load in loads]) for name in ("on_cpu", "starved", "waiting", "idle", "disk")}
     wait = snapshot["wait_seconds"] - story.behind_from[0]
     own = snapshot["trainer_seconds"] - story.behind_from[1]
     share = wait / (wait + own) if wait + own > 0 else 0.0
@@ -272,19 +271,27 @@ def _behind(story: Story, snapshot: Mapping[str, Any], cpus: int, noun: str) -> 
     wanted = min(_MOST_WORKERS, math.ceil(workers * min((wait + own) / max(own, 1e-9), 8) * 1.1))
     # From the pace, not from the sums: those have the time before it was slow in them, too.
     fetch = workers / story.rate if story.rate else _batch_seconds(snapshot, "fetch")
-    cost = f"the trainer waited {_seconds(wait)} since then, {share:.0%} of its time"
+    cost = f"the trainer waited {seconds_in_words(wait)} since then, {share:.0%} of its time"
     if story.rate:
-        # own time alone bounds how fast batches could be taken
-        cost += f"; it got {story.rate:.3g} batches a second, and could take {_could(story, share)}"
+        before = f"before that {story.good_rate:.3g}" if story.good_rate > story.rate else _could(story, share)
+        cost += f"; it gets {story.rate:.3g} batches a second, {before}"
     if snapshot.get("here"):
         return [_loads_itself(story, wait, own, cost, cpus, noun)]
-    which = f"no single {noun}: each batch takes a worker {_seconds(fetch)}" if fetch else f"no single {noun}"
+    which = f"no single {noun}"
+    if fetch:
+        one = f"each takes a worker {seconds_in_words(workers / story.sample_rate)}, " if story.sample_rate > 0 else ""
+        which += f": {one}a batch {'' if one else 'takes a worker '}{seconds_in_words(fetch)}"
     held = _slowest(snapshot, noun)
     who = f"all {workers} alike" if workers > 1 else "worker 0, the only one"
     if loads and mean["starved"] >= _STARVED:
         title, kind = "Workers wait for a CPU", "starved"
         why = f"they wanted one and had none {mean['starved']:.0%} of their time; this machine has {cpus}"
-        change = [snapshot.get("advice") or f"num_workers={max(1, cpus - 1)}, or more CPUs for the job"]
+        change = [
+            "see what else runs here: other programs, or threads of the trainer, take the CPUs",
+            "fewer threads in the trainer (torch.set_num_threads, OMP_NUM_THREADS), or more CPUs for the job",
+        ]
+        if workers > cpus:
+            change = [snapshot.get("advice") or f"num_workers={max(1, cpus)}, or more CPUs for the job"]
     elif loads and mean["waiting"] >= _WAITING:
         disk = mean["disk"] >= _ON_DISK * mean["waiting"]
         source = "disk" if disk else "source of the samples"
@@ -336,12 +343,12 @@ def _loads_itself(story: Story, wait: float, own: float, cost: str, cpus: int, n
         "no-workers",
         "warn",
         "The trainer loads its batches itself, and waits for them",
-        f"no single {noun}" + (f": each batch takes {_seconds(each)}" if each else ""),
+        f"no single {noun}" + (f": each batch takes {seconds_in_words(each)}" if each else ""),
         _NO_WORKER,
         story.behind_since,
         cost,
         (
-            f'num_workers={wanted} (now 0; this machine has {_counted(cpus, "CPU")}), or num_workers="auto": then '
+            f'num_workers={wanted} (now 0; this machine has {counted(cpus, "CPU")}), or num_workers="auto": then '
             "batches are made while the trainer computes",
         ),
         why="a batch is fetched and collated between two steps; nothing is made ahead",
@@ -349,7 +356,8 @@ def _loads_itself(story: Story, wait: float, own: float, cost: str, cpus: int, n
 
 
 def _could(story: Story, share: float) -> str:
-    return f"{story.rate / max(1 - share, 0.02):.3g}" if share < 0.98 else "many times as many"
+    """Its own time alone bounds how fast it could take them."""
+    return f"and could take {story.rate / max(1 - share, 0.02):.3g}" if share < 0.98 else "and could take many more"
 
 
 def _slowest(snapshot: Mapping[str, Any], noun: str) -> str:
@@ -357,7 +365,7 @@ def _slowest(snapshot: Mapping[str, Any], noun: str) -> str:
     if not held:
         return ""
     worst = max(held, key=lambda slot: slot["seconds"])
-    return f"{noun} {worst['sample']} for {_seconds(worst['seconds'])}"
+    return f"{noun} {worst['sample']} for {seconds_in_words(worst['seconds'])}"
 
 
 def _batch_seconds(snapshot: Mapping[str, Any], stage: str) -> float:
@@ -376,7 +384,7 @@ def _idle(snapshot: Mapping[str, Any]) -> list[Finding]:
             "too-many-workers",
             "note",
             "More workers than needed",
-            "—",
+            "",
             f"all {workers}",
             0.0,
             "memory and CPU time of workers that have nothing to do",
@@ -395,8 +403,8 @@ def _breaker(story: Story, snapshot: Mapping[str, Any]) -> list[Finding]:
     state = snapshot.get("breaker", "closed")
     is_open = last["closed"] is None and state != "closed"
     until = last["closed"] or snapshot.get("time", last["time"])
-    lasted = _seconds(max(0.0, until - last["time"]))
-    times = f"; {_counted(len(story.breaker), 'time')} so far" if len(story.breaker) > 1 else ""
+    lasted = seconds_in_words(max(0.0, until - last["time"]))
+    times = f"; {counted(len(story.breaker), 'time')} so far" if len(story.breaker) > 1 else ""
     return [
         Finding(
             "breaker",
@@ -443,47 +451,3 @@ def _all_well(story: Story, snapshot: Mapping[str, Any], noun: str) -> Finding:
         share,
         ("nothing",),
     )
-
-
-# ---------------------------------------------------------------- words
-
-
-def _told(ids: Sequence[str], known: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """The remedies of the newest that the journal knows."""
-    return next((tuple(known[ident]) for ident in reversed(ids) if known.get(ident)), ())
-
-
-def _named(samples: Mapping[Any, Any], noun: str) -> str:
-    shown = [str(sample) for sample in list(samples)[:_MOST_NAMED]]
-    more = len(samples) - len(shown)
-    if len(shown) == 1:
-        return f"{noun} {shown[0]}"
-    return f"{noun}s {', '.join(shown)}" + (f" and {more} more" if more else "") if shown else ""
-
-
-def _with_words(trouble: Trouble, samples: Mapping[Any, Any], noun: str) -> str:
-    """With the user's words for each, where there are some."""
-    named = _named(samples, noun)
-    words = [trouble.samples.get(sample, "") for sample in list(samples)[:_MOST_NAMED]]
-    return f"{named} ({', '.join(filter(None, words))})" if any(words) else named
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")
-
-
-def _seconds(count: float) -> str:
-    if count < 1:
-        return f"{count * 1000:.0f} ms"
-    if count < 100:
-        return f"{count:.3g} s"
-    minutes, seconds = divmod(round(count), 60)
-    return f"{minutes} min {seconds} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
-
-
-def _upper(text: str) -> str:
-    return text[:1].upper() + text[1:]

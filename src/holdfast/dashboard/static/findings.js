@@ -2,10 +2,11 @@
 
 import { el, keepRows, text } from "./dom.js";
 import { showIncident } from "./incident.js";
-import { ago, clock } from "./words.js";
+import { ago, clock, seconds } from "./words.js";
 
 const MARKS = { bad: "✕", warn: "!", note: "i", good: "✓" };
 const LEVELS = { bad: "serious", warn: "costs time", note: "good to know", good: "all well" };
+const FROM_THE_BEGINNING_S = 4; // figures come once a second, and some are over five of them
 const ROWS = [["why", "why"], ["which sample", "which"], ["which worker", "who"], ["since when", "since"], ["what it cost", "cost"], ["what to change", "change"]];
 
 export class Findings {
@@ -14,11 +15,13 @@ export class Findings {
     this.announce = announce;
     this.titles = new Set();
     this.list = el("ol", { class: "findings" });
-    this.node = el("section", { class: "found" }, el("h3", {}, "What is going on"), this.list);
+    this.heading = el("h3");
+    this.node = el("section", { class: "found" }, this.heading, this.list);
   }
 
   update(now) {
     const { findings } = this.job;
+    text(this.heading, this.job.alive ? "What is going on" : "What was going on");
     for (const finding of findings) finding.key = `${finding.kind} ${finding.incidents[0] ?? ""}`; // two may be of one kind
     keepRows(this.list, findings, (finding) => finding.key, () => this.make(), (node, finding) => this.show(node, finding, now));
     const titles = new Set(findings.map((finding) => finding.key));
@@ -39,7 +42,8 @@ export class Findings {
     text(node.querySelector(".level"), MARKS[finding.level] ?? "i");
     text(node.querySelector("h4 .unseen"), `${LEVELS[finding.level] ?? ""}: `);
     text(node.querySelector(".title"), finding.title);
-    const values = { ...finding, since: finding.since ? `${clock(finding.since)}, ${ago(finding.since, now)}` : "the beginning", change: null };
+    const values = { ...finding, change: null,
+      since: finding.since ? `${clock(finding.since)}, ${ago(finding.since, now)}: ${this.into(finding)}` : "the beginning" };
     for (const cell of node.querySelectorAll("dd")) {
       const key = cell.dataset.of;
       if (key === "change") this.changes(cell, finding.change);
@@ -55,6 +59,14 @@ export class Findings {
       more.replaceChildren(...(last ? [el("button", { type: "button", class: "open-incident", on: { click: () => showIncident(last) } },
         "stacks and details")] : []));
     }
+  }
+
+  // How far into the run that was, and in which batch: logs of a training have these.
+  into(finding) {
+    const passed = finding.since - this.job.about.began;
+    const when = `${seconds(Math.max(0, passed))} after it began`;
+    if (finding.at) return `${when}, in ${finding.at}`;
+    return passed < FROM_THE_BEGINNING_S ? "from the beginning" : when;
   }
 
   changes(cell, changes) {

@@ -20,6 +20,11 @@ function axes(units) {
 }
 
 const SIZES = Array.from({ length: 34 }, (_, n) => 2 ** (n + 10));
+// Of one point uPlot would show a whole day.
+const SPAN = ({ data: [times] }, from, to) => {
+  const at = times[0] ?? Date.now() / 1000;
+  return times.length < 2 ? [at - 5, at + 5] : [from, to];
+};
 const CLOCK = (_, marks) => marks.map((mark) => clock(mark));
 
 class Plot {
@@ -63,7 +68,7 @@ export class PacePlot extends Plot {
     const noun = `${this.job.noun}s`;
     this.draw("pace", () => ({
       cursor: { drag: { x: true, y: false } },
-      scales: { y: { range: (_, low, high) => [0, Math.max(1, high * 1.08)] }, wait: { range: [0, 100] } },
+      scales: { x: { range: SPAN }, y: { range: (_, low, high) => [0, Math.max(1, high * 1.08)] }, wait: { range: [0, 100] } },
       series: [{ value: (_, at) => (at ? clock(at) : "—") },
         { label: `${noun}/s`, stroke: colour("line"), width: 2, fill: colour("soft"), value: (_, v) => (v === null ? "—" : rate(v)) },
         { label: "waiting", scale: "wait", stroke: colour("mark"), width: 1.5, dash: [4, 3], value: (_, v) => (v === null ? "—" : `${Math.round(v)} %`) }],
@@ -92,7 +97,7 @@ export class MemoryPlot extends Plot {
     this.draw(`memory ${slots.join()} ${limit}`, () => ({
       cursor: { drag: { x: true, y: false } },
       legend: { show: slots.length <= 8 },
-      scales: { y: { range: (_, low, high) => [0, Math.max(1 << 20, high * 1.12)] } },
+      scales: { x: { range: SPAN }, y: { range: (_, low, high) => [0, Math.max(1 << 20, high * 1.12)] } },
       series: [{ value: (_, at) => (at ? clock(at) : "—") },
         ...slots.map((slot, place) => ({ label: `worker ${slot}`, stroke: colour(`slot${place % 8}`), width: 1.75,
           dash: DASHES[Math.floor(place / 8) % 4], spanGaps: false, value: (_, v) => size(v) })),
@@ -171,7 +176,7 @@ export class Timeline {
     for (const [slot, stretches] of rows) {
       const y = line * each;
       ctx.fillStyle = colour("faint");
-      if (each > 12) ctx.fillText(String(slot), 2, y + each / 2);
+      if (each > 12 && !this.job.snapshot.here) ctx.fillText(String(slot), 2, y + each / 2);
       ctx.fillStyle = colour("empty");
       ctx.fillRect(left, y + 1, width - left, each - 3);
       for (const piece of stretches) {

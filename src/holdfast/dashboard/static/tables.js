@@ -25,7 +25,7 @@ function put(shown, name, words) {
 export class Slots {
   constructor(job) {
     this.job = job;
-    const [holder, body] = table("Workers as they are now", ["worker", "does", `${job.noun} in hand`, "for", "memory", "CPU", "restarts", "ask"]);
+    const [holder, body] = table("Workers as they are now", ["worker", "does", `${job.noun} in hand`, "for", "memory", "CPU", "so far", "ask"]);
     this.body = body;
     this.node = el("section", {}, el("h3", {}, job.snapshot.here ? "Now" : "Workers now"), holder);
   }
@@ -58,7 +58,7 @@ export class Slots {
     meter.hidden = !(held && limit);
     if (held && limit) meter.value = Math.min(1, held / limit);
     put(shown, "cpu", slot.cpu === null ? "—" : `${Math.round(slot.cpu * 100)} %`);
-    put(shown, "restarts", String(slot.restarts));
+    put(shown, "restarts", slot.state === "here" ? "—" : counted(slot.incarnation, "worker"));
     for (const button of shown.querySelectorAll("button")) button.disabled = !slot.pid || (slot.state === "here" && button.dataset.what === "recycle");
   }
 }
