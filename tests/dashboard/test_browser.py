@@ -82,7 +82,8 @@ def picture(page: Any, name: str, **more: Any) -> None:
 
     pixels = numpy.asarray(Image.open(io.BytesIO(page.screenshot(**more))).convert("RGB"))
     colours, places, counts = numpy.unique(pixels.reshape(-1, 3), axis=0, return_inverse=True, return_counts=True)
-    kept = colours[numpy.argsort(-counts)[:96]]
+    vivid = 1 + (colours.max(1).astype(int) - colours.min(1))  # a legend has few dots, letters have many shades of grey
+    kept = colours[numpy.argsort(-counts * vivid)[:96]]
     nearest = ((colours[:, None].astype(int) - kept[None]) ** 2).sum(-1).argmin(1).astype(numpy.uint8)
     drawn = Image.fromarray(nearest[places.reshape(-1)].reshape(pixels.shape[:2]), "P")
     drawn.putpalette(kept.tobytes())
@@ -280,7 +281,7 @@ SECONDS, POINTS = ("30", 20) if PICTURES else ("18", 10)
 @pytest.mark.parametrize("name", WORDS)
 def test_the_page_answers_the_questions_of_a_newcomer(browser: Any, server: Server, name: str):
     """Which sample, which worker, since when, what it cost, what to change: for each run of examples/seeing."""
-    seen = visit(browser, server.url, viewport={"width": 900, "height": 900})
+    seen = visit(browser, server.url, viewport={"width": 1000, "height": 900})
     page = seen.page
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="train-"))

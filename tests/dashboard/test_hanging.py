@@ -73,7 +73,7 @@ def test_viewers_that_are_stopped_or_killed_do_not_touch_the_job():
     assert kinds[0] == "job-began"
     assert kinds.count("worker-died") == 2
     assert once.stdout.count("sample 13 null-pointer: worker 0 died of SIGSEGV") == 2
-    assert "2 restarts  1 retry  2 quarantined" in " ".join(once.stdout.split("\n"))
+    assert "2 restarts 1 retry 2 quarantined" in " ".join(once.stdout.split())
 
 
 @contextlib.contextmanager
