@@ -200,7 +200,7 @@ def test_streams_have_faults_by_number_and_by_worker():
 @pytest.mark.faults
 def test_a_source_that_fails_for_a_while_opens_the_breaker_and_nothing_is_lost():
     """An outage that begins and ends by itself; one that lasts as long as a block."""
-    outage = t.Outage(after=20, seconds=0.3)
+    outage = t.Outage(after=20, seconds=1.0)  # longer than a worker may wait for a CPU between two samples
     loader = loader_of(t.Faulty(Numbers(60), outage), backoff_max_s=0.05)
 
     assert received(loader) == list(range(60))

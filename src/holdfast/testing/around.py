@@ -56,6 +56,11 @@ class Surrounding:
         """Whether samples raise because of it."""
         return self.kind in FAILING and self.delay_s is None
 
+    @property
+    def raises(self) -> str:
+        """The name of the exception, where that is known: what libraries make of a network that fails is theirs."""
+        return self.error.partition(":")[0].strip() if self.kind == "outage" else ""
+
 
 def from_table(table: dict[str, Any], where: str) -> Surrounding:
     """What a [[surroundings]] table of a plan's file says."""

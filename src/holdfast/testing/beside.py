@@ -87,7 +87,7 @@ def happening(timeline: Timeline, folder: Path, notes: Path) -> Iterator[list[st
                 return
             try:
                 with _made(planned, folder, place):
-                    writer.add("began", kind=planned.kind, place=place, fails=planned.fails)
+                    writer.add("began", kind=planned.kind, place=place, fails=planned.fails, error=planned.raises)
                     over.wait(for_s)
                     writer.add("over", place=place)
             except (OSError, ValueError) as error:
@@ -100,7 +100,7 @@ def happening(timeline: Timeline, folder: Path, notes: Path) -> Iterator[list[st
         if planned.kind in FAILING:
             marks_of(folder, place).touch()
         elif planned.kind == "disk":  # it is there before the program is
-            writer.add("began", kind="disk", place=place, fails=False)
+            writer.add("began", kind="disk", place=place, fails=False, error="")
     with _threads(timed, "surroundings"):
         yield problems
 

@@ -67,6 +67,7 @@ class Beside:
     kind: str
     fails: bool  # samples raise because of it
     begun: float
+    error: str = ""  # what they raise; empty: nobody knows
     over: float | None = None  # None: it lasted to the end
 
     def is_on(self, time: float) -> bool:
@@ -115,7 +116,7 @@ def read(notes: Iterable[dict[str, Any]]) -> Story:
             fired = Fired(row, name, loader, _key(note["key"]), note["pid"], note["worker"], note["t"])
             (story.struck if name in FAILING else story.fired).append(fired)
         elif what == "began":
-            story.beside[note["place"]] = Beside(note["kind"], note["fails"], note["t"])
+            story.beside[note["place"]] = Beside(note["kind"], note["fails"], note["t"], note["error"])
         elif what == "over":
             story.beside[note["place"]].over = note["t"]
         elif what == "went on":
@@ -267,14 +268,13 @@ def _beside_rows(
         mine = [one for one in run.beside.values() if one.kind == kind]
         if kind in FAILING:
             mine = [one for one in mine if any(one.is_on(hit.time) for hit in struck)]
-        told = incidents is not None and any(one.fails for one in mine) and _is_told(struck, incidents)
-        failing = sum(one.fails for one in mine)
+        failing = [one for one in mine if one.fails]
         again = [next((time - one.over for time in run.gave if time > one.over), None) for one in mine if one.over]
         rows.append(
             Row(
                 kind,
                 len(mine),
-                failing if told else 0 if failing and incidents is not None else None,
+                sum(_is_told(one, incidents) for one in failing) if failing and incidents is not None else None,
                 len(mine) if status == 0 else sum(seconds is not None for seconds in again),
                 len({(hit.loader, hit.key) for hit in struck} & set(lost)),
                 tuple(seconds for seconds in again if seconds is not None) if failing else (),
@@ -283,11 +283,10 @@ def _beside_rows(
     return rows
 
 
-def _is_told(struck: Sequence[Fired], incidents: Sequence[Incident]) -> bool:
-    """Whether incidents tell of a source that fails: the breaker's, or those of samples that failed by it."""
-    raised = {_name(index) for incident in incidents for index in incident.indices if incident.failure is not None}
-    breaker = any(incident.kind is IncidentKind.BREAKER for incident in incidents)
-    return breaker or any(_name(hit.key) in raised or (hit.key == "" and raised) for hit in struck)
+def _is_told(one: Beside, incidents: Sequence[Incident]) -> bool:
+    """Whether incidents tell of a source that fails so: the breaker's, or those of samples."""
+    raised = {incident.failure.type_name for incident in incidents if incident.failure is not None}
+    return one.error in raised if one.error else bool(raised)
 
 
 def _order(row: str) -> tuple[int, str]:

@@ -6,7 +6,6 @@ Never   holdfast.
 """
 
 import http.server
-import itertools
 import os
 import sys
 import threading
@@ -51,8 +50,11 @@ def main(folder):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     remote = DataLoader(Remote(server.server_port), batch_size=4, num_workers=1)
     numbers = DataLoader(Numbers(), batch_size=4, num_workers=1)
-    for _ in itertools.zip_longest(remote, numbers):
-        pass
+    both = [threading.Thread(target=list, args=(iter(loader),)) for loader in (remote, numbers)]
+    for thread in both:  # so that neither waits for the other
+        thread.start()
+    for thread in both:
+        thread.join()
     os.makedirs(folder, exist_ok=True)
     try:
         with open(os.path.join(folder, "checkpoint"), "wb") as file:
