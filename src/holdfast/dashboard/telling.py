@@ -131,7 +131,10 @@ def _changes(trouble: Trouble, known: Mapping[str, Sequence[str]], noun: str) ->
     out = [each for each in remedies if not (trouble.condemned and each.startswith(("faults=", "on_crash=")))]
     if trouble.condemned and noun == "sample":
         out.append(f"mend or remove {named(trouble.condemned, noun)}")
-        out.append('`holdfast check --output bad.json`, then DataLoader(quarantine="bad.json"): never tried again')
+        out.append(
+            "`holdfast check module:dataset --output bad.json`, then "
+            'DataLoader(quarantine="bad.json"): never tried again'
+        )
     elif trouble.kind in ("exception", *DEADLY) and noun == "sample" and trouble.samples and not trouble.condemned:
         out.append('faults="skip" leaves such a sample out, faults="replace" takes another in its place')
     if trouble.kind in ("hang", "suspected hang"):
