@@ -27,6 +27,7 @@ LONG_S = 0.9 * PATIENCE_S
 _ADVISE_S = 3.0  # between two looks at groups and their limits, for advice
 _CHECK_S = 0.01  # between two looks at the clock, where batches come faster;
 _MOST_BETWEEN = 16  # and never more batches: they may come slowly from now on
+_SEQUENCE, _LEFT, _BASE = layout.SEQUENCE, layout.LEFT, layout.BASE
 
 
 class Fleet(Protocol):
@@ -88,10 +89,11 @@ class Meter:
         every = self._every = max(1, min(_MOST_BETWEEN, 2 * self._every, as_now))
         self._checked = now
         words = self.publisher.words
-        words[layout.SEQUENCE] += 1
-        words[layout.LEFT] = every
-        words[layout.BASE] = delivered + every
-        words[layout.SEQUENCE] += 1
+        sequence = words[_SEQUENCE] + 1
+        words[_SEQUENCE] = sequence
+        words[_LEFT] = every
+        words[_BASE] = delivered + every
+        words[_SEQUENCE] = sequence + 1
         due = now - self._flushed >= self._pause_s or self._told_waiting or self._each_bytes < 0
         if due:
             self._each_bytes = payload.nbytes

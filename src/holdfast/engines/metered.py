@@ -25,6 +25,7 @@ from holdfast.incident import Incident
 from holdfast.statistics import Load
 
 log = logging.getLogger("holdfast")
+_monotonic = time.monotonic
 
 
 class Unmetered:
@@ -59,16 +60,18 @@ class Metered(Unmetered):
         self._limit = limit
         self.words = meter.publisher.words
         self.due = False
+        self._quietly = Quietly(meter)
         meter.attach(self)
 
     # ------------------------------------------------------------ what happens
 
     def waited(self, since: float) -> None:
         """The consumer has waited since then, and may go on to."""
-        now, meter = time.monotonic(), self.meter
-        meter.wait_s += now - since
-        if meter.waiting_since or now - since >= LONG_S:
-            with Quietly(meter):
+        now, meter = _monotonic(), self.meter
+        took = now - since
+        meter.wait_s += took
+        if took >= LONG_S or meter.waiting_since:
+            with self._quietly:
                 meter.waits(since, now)
 
     def saw(self, record: Any) -> None:

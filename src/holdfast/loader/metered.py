@@ -41,14 +41,14 @@ class LoaderMetered(Metered):
 
     def gave(self, seq: int, payload: Any) -> None:
         """This batch is about to be delivered."""
-        with Quietly(self.meter):
+        with self._quietly:
             self._giving = seq
             self.due = self.meter.gave(self.ledger.delivered + 1, payload)
 
     def flush(self) -> None:
         """After the next task was sent, so that its samples are on the board, too."""
         self.due = False
-        with Quietly(self.meter):
+        with self._quietly:
             self.meter.flush(time.monotonic())
             self.words = self.meter.publisher.words
 
