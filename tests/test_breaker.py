@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 import socket
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,6 +74,28 @@ def test_it_opens_at_once_when_a_sample_that_was_good_fails_too():
     )
     assert it.words(22.4) == "open since 12 s: ValueError: bad"
     assert Incident.from_json(incident.to_json()) == incident
+
+
+def late(slot: int, ago_s: float, kind: str = "ValueError") -> r.SourceDoubted:
+    """A worker to which the source answers again, and of which samples failed so long ago."""
+    return r.SourceDoubted(slot, 1, 100 + slot, slot, replace(failure(0), type_name=kind), (), (0,), False, ago_s)
+
+
+def test_samples_that_failed_while_it_was_gone_are_tried_again_though_it_answers_now():
+    """Also after it was closed; not those of another kind, nor those that failed long before or after."""
+    it = breaker()
+    assert answers(it.doubted(late(1, 0.1), 5.0)) == [(1, CONDEMN)]
+    it.doubted(doubt(0), 100.0)
+
+    while_open = [it.doubted(late(1, 0.5), 101.0), it.doubted(late(1, 0.5, "KeyError"), 101.0)]
+    it.probed(probe(0, works=True), 102.0)
+    after = [it.doubted(late(1, ago), 110.0) for ago in (9.0, 1.0, 60.0)]
+    it.reset()
+
+    assert [answers(actions) for actions in while_open] == [[(1, AGAIN)], [(1, CONDEMN)]]
+    assert [answers(actions) for actions in after] == [[(1, AGAIN)], [(1, CONDEMN)], [(1, CONDEMN)]]
+    assert answers(it.doubted(late(1, 9.0), 110.0)) == [(1, CONDEMN)]
+    assert it.state is State.CLOSED
 
 
 def test_one_probes_after_the_other_and_pauses_grow():

@@ -64,6 +64,15 @@ class Files(Dataset[torch.Tensor]):
         return sample((self.home / "folder" / str(index)).read_text())
 
 
+class Lagging(Files):
+    """Sample 21 waits until the folder is there: what failed before it did so while the folder was away."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == GATED + 3:
+            await_gate(self.home / "folder")
+        return super().__getitem__(index)
+
+
 class Held(Files):
     """Reads through a descriptor of the folder, opened once in each process: dead once the folder was removed."""
 

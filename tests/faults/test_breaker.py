@@ -17,6 +17,7 @@ from faults.sources import (
     FilesAtOnce,
     Held,
     Home,
+    Lagging,
     Served,
     Trapped,
     all_wait,
@@ -27,7 +28,7 @@ from faults.sources import (
     serving,
     values,
 )
-from holdfast import IncidentKind, SourceUnavailableError
+from holdfast import Incident, IncidentKind, SourceUnavailableError
 from transport.watching import wait_until
 
 pytestmark = pytest.mark.faults
@@ -82,6 +83,27 @@ def test_not_one_bit_differs_when_the_folder_goes_away_and_comes_back(home: Home
     assert breakers(loader[0]) == [OPENED, CLOSED]
     assert words[0].startswith("open since 0 s: FileNotFoundError: [Errno 2] No such file")
     assert loader[0].statistics().breaker == "closed"
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_sample_is_not_condemned_because_the_next_one_came_when_the_folder_was_back(home: Home, method: str) -> None:
+    """Its batch is done again: another worker has seen that the source was gone."""
+    expected = undisturbed(home, Lagging(home.path), method)
+
+    def take_away() -> None:
+        home.take_away()
+        home.open_gate()
+
+    def bring_back(incident: Incident) -> None:
+        if incident.action == OPENED:
+            home.bring_back()
+
+    loader = make_loader(Lagging(home.path), method, on_incident=bring_back)
+    delivered = disturbed(loader, take_away)
+
+    assert delivered == expected
+    assert dict(loader.quarantine) == {}
+    assert breakers(loader) == [OPENED, CLOSED]
 
 
 @pytest.mark.parametrize(

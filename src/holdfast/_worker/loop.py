@@ -155,11 +155,17 @@ class Desk:
         self._channel.send(Kind.RETRIED, seq, 0, [wire.dump(failure)])
 
     def doubt(
-        self, seq: int, failure: Failure, samples: tuple[str, ...], positions: tuple[int, ...], proven: bool
+        self,
+        seq: int,
+        failure: Failure,
+        samples: tuple[str, ...],
+        positions: tuple[int, ...],
+        proven: bool,
+        ago_s: float = -1.0,
     ) -> AnswerDoubt:
-        """Tell the trainer that it may be the source that fails, and hear what to do."""
+        """Tell the trainer that it may be the source that fails, or was, so long ago; and hear what to do."""
         self.box.enter(Stage.WAITING, seq)
-        return self._heard(self._consult(Kind.DOUBT, seq, (failure, samples, positions, proven), Kind.SOURCE))
+        return self._heard(self._consult(Kind.DOUBT, seq, (failure, samples, positions, proven, ago_s), Kind.SOURCE))
 
     def tell_probe(self, seq: int, found: tuple[Any, ...]) -> AnswerDoubt:
         """Tell the trainer what a probe showed, and hear what to do."""

@@ -149,9 +149,16 @@ class InlineEngine:
         self.runner.tell(r.TaskRetried(0, 1, seq, failure))  # at rest, as in `_consult`
 
     def doubt(
-        self, seq: int, failure: Failure, samples: tuple[str, ...], positions: tuple[int, ...], proven: bool
+        self,
+        seq: int,
+        failure: Failure,
+        samples: tuple[str, ...],
+        positions: tuple[int, ...],
+        proven: bool,
+        ago_s: float = -1.0,
     ) -> r.AnswerDoubt:
-        return self._consult(r.SourceDoubted(0, 1, os.getpid(), seq, failure, samples, positions, proven), failure)
+        doubted = r.SourceDoubted(0, 1, os.getpid(), seq, failure, samples, positions, proven, ago_s)
+        return self._consult(doubted, failure)
 
     def tell_probe(self, seq: int, found: Found) -> r.AnswerDoubt:
         return self._consult(r.SourceProbed(0, 1, os.getpid(), seq, *found), found.failure)

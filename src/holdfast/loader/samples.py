@@ -32,6 +32,8 @@ class MapJob(LoaderJob):
     _tried: dict[int, int]  # how many of them, each
     _source: Source
     _tells: bool  # the dataset can say where it stands
+    _probe = False  # this task is one of a search: what fails in it is nobody's
+    _thought_twice = (-1, -1)  # the epoch and batch whose failures were last asked about after the event
 
     def open(self, restored: Restored) -> None:
         many = getattr(self.dataset, "__getitems__", None) if self.settings.batched else None
@@ -54,7 +56,7 @@ class MapJob(LoaderJob):
 
     def run(self, seq: int, body: memoryview, probe: bool) -> None:
         self.before_task(seq, probe)
-        self._probe = probe  # for a search: what fails in it is nobody's
+        self._probe = probe
         if self._get_many is None and not probe and tasks.is_plain(body):
             self._run_plain(seq, body)
         else:
@@ -267,11 +269,18 @@ class MapJob(LoaderJob):
     ) -> None:
         """Find out whether it is the source that fails; if so, wait for it and do the batch again."""
         dealt_with = self.desk.dealt_with
-        if not self._source.is_unsure or not (dealt_with or failure):
+        if self._probe or not (dealt_with or failure):
             return
         positions = tuple(dict.fromkeys((*(f.position for f in dealt_with), *positions)))
-        if not self._source.was_gone(self.desk, seq, failure or dealt_with[-1], positions):
+        if self._source.is_unsure:
+            if not self._source.was_gone(self.desk, seq, failure or dealt_with[-1], positions):
+                return
+        elif failure is not None or self._thought_twice == (self.desk.epoch, seq):
             return
+        else:
+            self._thought_twice = (self.desk.epoch, seq)
+            if not self._source.was_gone_meanwhile(self.desk, seq, dealt_with, positions):
+                return
         dealt_with.clear()
         self._attempts = {key: n for key, n in self._attempts.items() if key[0] != seq}
         live.clear()

@@ -5,13 +5,15 @@ Writes  doubts to the trainer, which knows of the other workers and decides.
 Never   leaves a trace: what is fetched for a probe is thrown away, random state is as it was before.
 
 A sample is condemned once its source is known to be well after it failed: because another was fetched then, or because
-one that had been fetched before is fetched once more, as a probe. If that fails alike, the source is gone.
+one that had been fetched before is fetched once more, as a probe. If that fails alike, the source is gone. Where
+another was fetched then, the source may have been gone all the same, and be back: the trainer knows, from others.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -52,7 +54,13 @@ class Desk(Protocol):
     randomness: Randomness
 
     def doubt(
-        self, seq: int, failure: Failure, samples: tuple[str, ...], positions: tuple[int, ...], proven: bool
+        self,
+        seq: int,
+        failure: Failure,
+        samples: tuple[str, ...],
+        positions: tuple[int, ...],
+        proven: bool,
+        ago_s: float = -1.0,
     ) -> AnswerDoubt: ...
     def tell_probe(self, seq: int, found: Found) -> AnswerDoubt: ...
     def pause(self, seconds: float) -> None: ...
@@ -78,6 +86,7 @@ class Source:
         self._row: dict[str, str] = {}  # samples that failed since one was fetched well, each with its cause
         self._window: deque[str | None] = deque(maxlen=WINDOW)  # causes; None: fetched well
         self._last: Any = None  # the index that failed last
+        self._failing_since = 0.0  # in the batch in hand
 
     def went_well(self, index: Any, count: int = 1) -> None:
         """So many samples were fetched well, this one last."""
@@ -89,6 +98,7 @@ class Source:
     def failed(self, index: Any, error: Exception) -> None:
         if isinstance(error, MemoryError):
             return  # no fault of the source's
+        self._failing_since = self._failing_since or time.monotonic()
         cause = cause_of(error)
         self._row[_name(index)] = cause
         self._window.append(cause)
@@ -116,7 +126,18 @@ class Source:
             desk.randomness.set(state)
         self._row.clear()
         self._window.clear()
+        self._failing_since = 0.0
         return again
+
+    def was_gone_meanwhile(self, desk: Desk, seq: int, failed: Sequence[Failure], positions: tuple[int, ...]) -> bool:
+        """Whether it was gone for others while these samples failed, though it answers now: then they are to be tried
+        again."""
+        since, self._failing_since = self._failing_since, 0.0
+        if not since:
+            return False
+        ago = time.monotonic() - since
+        kinds = {failure.type_name: failure for failure in failed}.values()
+        return any(desk.doubt(seq, one, (), positions, False, ago).word is SourceWord.AGAIN for one in kinds)
 
     def _was_gone(self, desk: Desk, seq: int, failure: Failure, positions: tuple[int, ...]) -> bool:
         if self.goods and not self._try(desk, seq, self._chosen()).proven:
