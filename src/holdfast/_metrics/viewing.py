@@ -25,6 +25,7 @@ from holdfast._metrics import history, layout, metering, runtime
 from holdfast._system import nameless
 from holdfast.incident import Stage
 
+_NICE = 10
 _PATIENCE_S = 0.5  # with a writer that has no processor in the middle of writing
 _LONGEST_S = 10.0  # that py-spy may take
 _START_STAGES = (Stage.STARTING, Stage.PREPARING, Stage.FORWARDING)
@@ -302,6 +303,12 @@ class Job:
         box.ask_to_leave()
         box.release()
         return f"worker {slot} (pid {values['pid']}) leaves after its next batch, and a fresh one takes its place"
+
+
+def stand_back() -> None:
+    """Where processors are scarce, this process takes what the jobs that it looks at leave."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(_NICE)
 
 
 def _as_row(box: BlackBox) -> dict[str, int]:

@@ -42,6 +42,7 @@ _MADE_UP = "\0"
 @click.option("--beside", type=int, hidden=True, help="In the background, until that process and all pages are gone.")
 def command(host: str, port: int | None, token: str | None, beside: int | None) -> None:
     try:
+        from holdfast._metrics import viewing
         from holdfast.dashboard import guard, server
     except ImportError as error:
         raise click.ClickException(
@@ -65,6 +66,7 @@ def command(host: str, port: int | None, token: str | None, beside: int | None) 
     shown = f"[{host}]" if ":" in host else host
     query = f"?token={token}" if token is not None else ""
     address = f"http://{shown}:{listener.getsockname()[1]}/{query}"
+    viewing.stand_back()
     with listener:
         if beside is not None:
             click.echo(f"holdfast: what this job does is shown at {address}", err=True)

@@ -67,6 +67,7 @@ def command(once: bool, as_json: bool, interval: float, ended: bool) -> None:
     elif once or not (sys.stdin.isatty() and sys.stdout.isatty()):
         _print_once(ended)
     else:
+        viewing.stand_back()
         Top(interval, ended).run()
 
 
