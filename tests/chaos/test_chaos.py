@@ -47,8 +47,7 @@ PROGRAM = ("train.py", "map")
 @pytest.mark.faults
 def test_nothing_is_lost_under_the_whole_catalogue_and_stock_torch_dies_of_it(tmp_path):
     """Every kind of fault fires, is noticed where there is something to notice, is survived, and costs no sample."""
-    # A seed that plants no death beside an exception: what a worker tried again it tells with the batch, if it lives.
-    words = ("--faults", "all", "--sample-timeout", "1s", "--compare", "torch", "--seed", "12", "--json")
+    words = ("--faults", "all", "--sample-timeout", "1s", "--compare", "torch", "--json")
     report = json.loads(chaos(*words, *PROGRAM, TMPDIR=str(tmp_path)).stdout)
     ours, theirs = report["holdfast"], report["torch"]
     rows = {row["fault"]: row for row in ours["rows"]}
