@@ -33,7 +33,7 @@ class MapJob(LoaderJob):
     _source: Source
     _tells: bool  # the dataset can say where it stands
     _probe = False  # this task is one of a search: what fails in it is nobody's
-    _thought_twice = (-1, -1)  # the epoch and batch whose failures were last asked about after the event
+    _thought_twice = (-1, -1)  # the epoch and batch that was last done again because others had seen the source gone
 
     def open(self, restored: Restored) -> None:
         many = getattr(self.dataset, "__getitems__", None) if self.settings.batched else None
@@ -57,6 +57,8 @@ class MapJob(LoaderJob):
     def run(self, seq: int, body: memoryview, probe: bool) -> None:
         self.before_task(seq, probe)
         self._probe = probe
+        if self._source.failing_since:
+            self._source.failing_since = 0.0
         if self._get_many is None and not probe and tasks.is_plain(body):
             self._run_plain(seq, body)
         else:
@@ -272,15 +274,17 @@ class MapJob(LoaderJob):
         if self._probe or not (dealt_with or failure):
             return
         positions = tuple(dict.fromkeys((*(f.position for f in dealt_with), *positions)))
-        if self._source.is_unsure:
-            if not self._source.was_gone(self.desk, seq, failure or dealt_with[-1], positions):
-                return
-        elif failure is not None or self._thought_twice == (self.desk.epoch, seq):
+        failed = list(dealt_with) if failure is None else [*dealt_with, failure]
+        unsure = self._source.is_unsure
+        if failure is not None and not unsure:
             return
-        else:
-            self._thought_twice = (self.desk.epoch, seq)
-            if not self._source.was_gone_meanwhile(self.desk, seq, dealt_with, positions):
+        if not (unsure and self._source.was_gone(self.desk, seq, failed[-1], positions)):
+            if self._thought_twice == (self.desk.epoch, seq):
                 return
+            if not self._source.was_gone_meanwhile(self.desk, seq, failed, positions):
+                return
+            self._thought_twice = (self.desk.epoch, seq)
+        self._source.failing_since = 0.0
         dealt_with.clear()
         self._attempts = {key: n for key, n in self._attempts.items() if key[0] != seq}
         live.clear()

@@ -86,7 +86,7 @@ class Source:
         self._row: dict[str, str] = {}  # samples that failed since one was fetched well, each with its cause
         self._window: deque[str | None] = deque(maxlen=WINDOW)  # causes; None: fetched well
         self._last: Any = None  # the index that failed last
-        self._failing_since = 0.0  # in the batch in hand
+        self.failing_since = 0.0  # in the batch in hand
 
     def went_well(self, index: Any, count: int = 1) -> None:
         """So many samples were fetched well, this one last."""
@@ -98,7 +98,7 @@ class Source:
     def failed(self, index: Any, error: Exception) -> None:
         if isinstance(error, MemoryError):
             return  # no fault of the source's
-        self._failing_since = self._failing_since or time.monotonic()
+        self.failing_since = self.failing_since or time.monotonic()
         cause = cause_of(error)
         self._row[_name(index)] = cause
         self._window.append(cause)
@@ -126,16 +126,14 @@ class Source:
             desk.randomness.set(state)
         self._row.clear()
         self._window.clear()
-        self._failing_since = 0.0
         return again
 
     def was_gone_meanwhile(self, desk: Desk, seq: int, failed: Sequence[Failure], positions: tuple[int, ...]) -> bool:
         """Whether it was gone for others while these samples failed, though it answers now: then they are to be tried
         again."""
-        since, self._failing_since = self._failing_since, 0.0
-        if not since:
+        if not self.failing_since:
             return False
-        ago = time.monotonic() - since
+        ago = time.monotonic() - self.failing_since
         kinds = {failure.type_name: failure for failure in failed}.values()
         return any(desk.doubt(seq, one, (), positions, False, ago).word is SourceWord.AGAIN for one in kinds)
 
