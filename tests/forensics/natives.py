@@ -69,11 +69,10 @@ void free_stranger(char *at) { free(at); }
 
 void write_past_block(void)
 {
-    char *volatile block = malloc(4000), *volatile next = malloc(4000), *volatile guard = malloc(16);
-    set(block, 0x41, 4100);
+    char *volatile block = malloc(4000), *volatile next = malloc(4000);
+    for (; next - block != 4016; next = malloc(4000)) block = next; /* until one lies behind the other */
+    set(block, 0x49, 4100); /* its size is now one that no block has, whatever else is in the heap */
     free(next);
-    free(block);
-    (void)guard;
 }
 
 int use_large_after_free(void)
