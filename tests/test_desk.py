@@ -17,7 +17,7 @@ from holdfast._transport import wire
 from holdfast._transport.cells import Arena
 from holdfast._transport.wire import Kind
 from holdfast._worker.loop import Desk
-from holdfast.loader.source import Source
+from holdfast.loader.source import Doubt, Source
 from holdfast.records import AnswerDoubt, SourceWord
 from simulated_fleet import failure
 
@@ -102,7 +102,7 @@ def test_tasks_wait_in_their_order_while_the_trainer_is_consulted(ends):
     trainer.send(Kind.SOURCE, parts=[wire.dump(answer)])
     trainer.send(Kind.TASK, 2)
 
-    heard = desk.doubt(0, failure(3), ("5",), (3,), True)
+    heard = desk.doubt(0, Doubt(failure(3), ("5",), (3,), True))
 
     assert heard == answer
     assert [desk.next_frame().seq for _ in range(2)] == [1, 2]

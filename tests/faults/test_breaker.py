@@ -18,6 +18,7 @@ from faults.sources import (
     Held,
     Home,
     Lagging,
+    Late,
     Served,
     Trapped,
     all_wait,
@@ -85,10 +86,11 @@ def test_not_one_bit_differs_when_the_folder_goes_away_and_comes_back(home: Home
     assert loader[0].statistics().breaker == "closed"
 
 
+@pytest.mark.parametrize("dataset", [Lagging, Late], ids=["next", "probe"])
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_a_sample_is_not_condemned_because_the_next_one_came_when_the_folder_was_back(home: Home, method: str) -> None:
-    """Its batch is done again: another worker has seen that the source was gone."""
-    expected = undisturbed(home, Lagging(home.path), method)
+def test_a_sample_is_not_condemned_because_the_folder_is_back(home: Home, method: str, dataset: type[Files]) -> None:
+    """The next one came, or a probe does; its batch is done again: another worker has seen that the source was gone."""
+    expected = undisturbed(home, dataset(home.path), method)
 
     def take_away() -> None:
         home.take_away()
@@ -98,7 +100,7 @@ def test_a_sample_is_not_condemned_because_the_next_one_came_when_the_folder_was
         if incident.action == OPENED:
             home.bring_back()
 
-    loader = make_loader(Lagging(home.path), method, on_incident=bring_back)
+    loader = make_loader(dataset(home.path), method, on_incident=bring_back)
     delivered = disturbed(loader, take_away)
 
     assert delivered == expected

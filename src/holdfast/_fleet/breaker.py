@@ -27,7 +27,6 @@ from holdfast.settings import FaultPolicy
 ALIKE = 4  # so many different samples that fail alike, and none that works, are no accident
 _FRESH = 3  # so many probes fail, then a fresh worker has its turn
 _LEAST_PAUSE_S = 0.02
-_BEFORE_S = 30.0  # that a source may have been gone before anybody doubted it
 _MOST_DOUBLINGS = 60
 _MOST_NAMED = 10_000
 
@@ -53,7 +52,7 @@ class Breaker:
     def reset(self) -> None:
         """An epoch begins: nobody waits, and batches are numbered anew."""
         self.good_batch = -1
-        self._last_outage: tuple[float, float, str] | None = None  # since when, until when, the exception's type
+        self._last_outage = (0.0, "")  # until when, and the exception's type
         self._settle()
 
     def rest(self) -> None:
@@ -99,16 +98,12 @@ class Breaker:
         return actions
 
     def _was_gone_then(self, event: r.SourceDoubted, now: float) -> bool:
-        """Whether samples failed, as others did, while the source was gone: it may be back before their batch is
-        through, and then the next sample's success says nothing about theirs."""
+        """Whether a batch had begun to fail, as others did, before the source was back: that a sample after them, or a
+        probe, is fetched well says nothing about those."""
         if self.state is not State.CLOSED and self._failure is not None:
-            outage: tuple[float, float, str] | None = (self._since, now, self._failure.type_name)
-        else:
-            outage = self._last_outage
-        if outage is None:
-            return False
-        since, until, type_name = outage
-        return type_name == event.failure.type_name and since - _BEFORE_S <= now - event.ago_s <= until
+            return self._failure.type_name == event.failure.type_name
+        until, type_name = self._last_outage
+        return type_name == event.failure.type_name and now - event.ago_s <= until
 
     def probed(self, event: r.SourceProbed, now: float) -> list[Action]:
         if self._prober != (event.slot, event.incarnation):
@@ -153,7 +148,7 @@ class Breaker:
             assert self._failure is not None
             probes = f"{self._probes} probe{'' if self._probes == 1 else 's'}"
             found = f"the source answers again, after {now - self._since:.1f} s and {probes}"
-            self._last_outage = (self._since, now, self._failure.type_name)
+            self._last_outage = (now, self._failure.type_name)
             action = "closed the breaker, going on"
             actions.append(r.ReportIncident(incidents.of_source(self._asked, (), self._failure, found, action)))
         return actions + self._dismiss(SourceWord.AGAIN, goods)

@@ -154,18 +154,10 @@ class Desk:
         """At once, not with the batch: whoever dies at the next attempt cannot tell any more."""
         self._channel.send(Kind.RETRIED, seq, 0, [wire.dump(failure)])
 
-    def doubt(
-        self,
-        seq: int,
-        failure: Failure,
-        samples: tuple[str, ...],
-        positions: tuple[int, ...],
-        proven: bool,
-        ago_s: float = -1.0,
-    ) -> AnswerDoubt:
-        """Tell the trainer that it may be the source that fails, or was, so long ago; and hear what to do."""
+    def doubt(self, seq: int, doubt: tuple[Any, ...]) -> AnswerDoubt:
+        """Tell the trainer that it may be the source that fails, or failed, and hear what to do."""
         self.box.enter(Stage.WAITING, seq)
-        return self._heard(self._consult(Kind.DOUBT, seq, (failure, samples, positions, proven, ago_s), Kind.SOURCE))
+        return self._heard(self._consult(Kind.DOUBT, seq, tuple(doubt), Kind.SOURCE))
 
     def tell_probe(self, seq: int, found: tuple[Any, ...]) -> AnswerDoubt:
         """Tell the trainer what a probe showed, and hear what to do."""

@@ -30,7 +30,7 @@ from holdfast.loader.jobs import JobSettings
 from holdfast.loader.raising import reraise
 from holdfast.loader.samples import MapJob
 from holdfast.loader.single import Passage, Unprofiled
-from holdfast.loader.source import Found
+from holdfast.loader.source import Doubt, Found
 from holdfast.loader.streams import StreamJob
 from holdfast.records import Event, Outcome
 
@@ -148,17 +148,8 @@ class InlineEngine:
         assert self.runner is not None
         self.runner.tell(r.TaskRetried(0, 1, seq, failure))  # at rest, as in `_consult`
 
-    def doubt(
-        self,
-        seq: int,
-        failure: Failure,
-        samples: tuple[str, ...],
-        positions: tuple[int, ...],
-        proven: bool,
-        ago_s: float = -1.0,
-    ) -> r.AnswerDoubt:
-        doubted = r.SourceDoubted(0, 1, os.getpid(), seq, failure, samples, positions, proven, ago_s)
-        return self._consult(doubted, failure)
+    def doubt(self, seq: int, doubt: Doubt) -> r.AnswerDoubt:
+        return self._consult(r.SourceDoubted(0, 1, os.getpid(), seq, *doubt), doubt.failure)
 
     def tell_probe(self, seq: int, found: Found) -> r.AnswerDoubt:
         return self._consult(r.SourceProbed(0, 1, os.getpid(), seq, *found), found.failure)

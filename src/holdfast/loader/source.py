@@ -5,8 +5,8 @@ Writes  doubts to the trainer, which knows of the other workers and decides.
 Never   leaves a trace: what is fetched for a probe is thrown away, random state is as it was before.
 
 A sample is condemned once its source is known to be well after it failed: because another was fetched then, or because
-one that had been fetched before is fetched once more, as a probe. If that fails alike, the source is gone. Where
-another was fetched then, the source may have been gone all the same, and be back: the trainer knows, from others.
+one that had been fetched before is fetched once more, as a probe. If that fails alike, the source is gone. If it is
+well, it may have been gone all the same, and be back: that the trainer knows, from other workers.
 """
 
 from __future__ import annotations
@@ -53,18 +53,20 @@ class Desk(Protocol):
     box: Any
     randomness: Randomness
 
-    def doubt(
-        self,
-        seq: int,
-        failure: Failure,
-        samples: tuple[str, ...],
-        positions: tuple[int, ...],
-        proven: bool,
-        ago_s: float = -1.0,
-    ) -> AnswerDoubt: ...
+    def doubt(self, seq: int, doubt: Doubt) -> AnswerDoubt: ...
     def tell_probe(self, seq: int, found: Found) -> AnswerDoubt: ...
     def pause(self, seconds: float) -> None: ...
     def leave(self) -> None: ...
+
+
+class Doubt(NamedTuple):
+    """What a worker doubts, as `SourceDoubted` has it."""
+
+    failure: Failure
+    samples: tuple[str, ...]
+    positions: tuple[int, ...]
+    proven: bool = False
+    ago_s: float = -1.0
 
 
 class Found(NamedTuple):
@@ -135,12 +137,13 @@ class Source:
             return False
         ago = time.monotonic() - self.failing_since
         kinds = {failure.type_name: failure for failure in failed}.values()
-        return any(desk.doubt(seq, one, (), positions, False, ago).word is SourceWord.AGAIN for one in kinds)
+        doubts = (Doubt(failure, (), positions, ago_s=ago) for failure in kinds)
+        return any(desk.doubt(seq, doubt).word is SourceWord.AGAIN for doubt in doubts)
 
     def _was_gone(self, desk: Desk, seq: int, failure: Failure, positions: tuple[int, ...]) -> bool:
         if self.goods and not self._try(desk, seq, self._chosen()).proven:
             return False
-        answer = desk.doubt(seq, failure, tuple(self._row), positions, bool(self.goods))
+        answer = desk.doubt(seq, Doubt(failure, tuple(self._row), positions, bool(self.goods)))
         while answer.word is SourceWord.PROBE:
             desk.pause(answer.pause_s)
             answer = desk.tell_probe(seq, self._probe(desk, seq, answer))

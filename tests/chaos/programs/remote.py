@@ -40,7 +40,7 @@ class Remote(Numbers):
         self.port = port
 
     def __getitem__(self, index):
-        time.sleep(0.02)
+        time.sleep(0.02)  # what a store takes to answer
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/{index}") as answer:
             return int(answer.read()[1:])
 
