@@ -132,7 +132,7 @@ def test_a_small_shm_is_found():
 
 def test_overcommit_and_swap_are_found(tmp_path):
     """Made up: these are settings of the whole machine."""
-    sizes = {"MemTotal": 64, "MemAvailable": 32, "SwapTotal": 8, "SwapFree": 1, "CommitLimit": 20, "Committed_AS": 19}
+    sizes = {"MemTotal": 64, "MemAvailable": 32, "SwapTotal": 8, "SwapFree": 1, "CommitLimit": 60, "Committed_AS": 19}
     write(tmp_path, "proc/meminfo", "".join(f"{name}: {gib << 20} kB\n" for name, gib in sizes.items()))
     write(tmp_path, "proc/sys/vm/overcommit_memory", "2\n")
 

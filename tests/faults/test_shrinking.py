@@ -47,13 +47,13 @@ def undisturbed(persistent: bool) -> list[Any]:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_what_the_kernel_kills_for_memory_is_done_by_fewer(memory_group: Path, method: str, persistent: bool) -> None:
-    """600 MiB do not hold four workers of 100 MiB and the job itself: nobody is blamed, nothing is lost."""
+    """600 MiB do not hold four workers of 115 MiB and the job itself: nobody is blamed, nothing is lost."""
     told = run_in(memory_group, PROGRAM, method, "persistent" if persistent else "fresh")
 
     assert told["batches"] == undisturbed(persistent)
     assert told["counts"] == [0, 0]
     assert told["others"] == []
-    assert told["resized"]
+    assert told["resized"], told
     assert all("goes on with" in text for text in told["resized"])
     assert set(told["verdicts"]) <= {"cgroup-limit"}
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from holdfast._capture import crash, stacks
 from holdfast._capture.blackbox import BlackBox
-from holdfast._system import lifeline, nameless, processes
+from holdfast._system import lifeline, nameless, processes, starting
 from holdfast._worker import failures
 from holdfast._worker.allowance import Allowance
 from holdfast.incident import Failure, Stage
@@ -76,6 +76,7 @@ class Orders:
 
 def main(handed: Handed, call: Call, orders: Orders) -> None:
     """The target of a rank's process."""
+    starting.settle()
     taken = handed.take()
     processes.lead_own_group()
     lifeline.hold(taken["lifeline"])

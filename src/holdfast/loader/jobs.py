@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy
 import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data._utils import worker as torch_worker
@@ -285,8 +286,4 @@ def batch_seed(base_seed: int, epoch: int, seq: int) -> int:
 
 
 def _seed_numpy(base_seed: int, slot: int) -> None:
-    try:
-        import numpy
-    except ImportError:
-        return
     numpy.random.seed(torch_worker._generate_state(base_seed, slot))

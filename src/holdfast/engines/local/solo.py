@@ -19,7 +19,7 @@ from collections.abc import Callable
 from multiprocessing import forkserver, spawn, util
 from typing import Any
 
-from holdfast._system import nameless, processes
+from holdfast._system import nameless, processes, starting
 from holdfast._system.channel import Channel
 from holdfast._transport.wire import Kind, dump
 from holdfast._worker import failures
@@ -30,7 +30,7 @@ def become(slot: int, descriptors: tuple[int, ...], payload: Any, entry: Callabl
     """In a fork of the zygote: run a fresh interpreter in our place. Does not return."""
     inherited = list(getattr(forkserver._forkserver, "_inherited_fds", None) or [])
     # Two pickles: the first one sets sys.path for the second.
-    preparation: dict[str, Any] = spawn.get_preparation_data(f"Worker-{slot}")
+    preparation: dict[str, Any] = spawn.get_preparation_data(starting.HastyName(f"Worker-{slot}"))
     preparation["authkey"] = bytes(preparation["authkey"])
     told = pickle.dumps(preparation)
     rest = pickle.dumps((slot, descriptors, payload.as_pickled(), entry, zygote, inherited))
@@ -60,6 +60,7 @@ def main(fd: int) -> None:
     except BaseException as problem:  # told below, once there is somebody to tell
         error = problem
     slot, descriptors, payload, entry, zygote, inherited = pickle.loads(rest)
+    starting.settle()
     processes.die_with_parent(zygote)
     processes.name_thread(f"holdfast-w{slot}")
     if inherited:

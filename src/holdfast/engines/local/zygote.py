@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import importlib
 import multiprocessing
 import os
 import resource
@@ -33,7 +34,7 @@ from holdfast._capture.vitals import Vitals
 from holdfast._fleet import growth
 from holdfast._forensics.hanging import Kin
 from holdfast._forensics.surroundings import OomWatch
-from holdfast._system import nameless, processes
+from holdfast._system import nameless, processes, starting
 from holdfast._system.channel import Channel, Frame
 from holdfast._transport import wire
 from holdfast._transport.wire import Kind
@@ -97,8 +98,10 @@ def main(sock: socket.socket, payload: Payload, entry: Entry, settings: WatchSet
     except BaseException as error:
         channel.send(Kind.UNLOADABLE, 0, 0, [wire.dump(failures.capture(error, Stage.STARTING))])
         os._exit(1)
+    importlib.import_module("numpy.random")  # every worker seeds it, and NumPy loads it when it is first asked for
     # What is here now is shared with every worker: keep the collector from writing to it.
     gc.freeze()
+    starting.settle()
     Zygote(channel, payload, entry, settings, (woken, wake), unforkable).serve()
     os._exit(0)
 

@@ -17,7 +17,7 @@ from multiprocessing import connection
 from typing import Any
 
 from holdfast._capture import blackbox
-from holdfast._system import memory, processes
+from holdfast._system import memory, processes, starting
 from holdfast._system.memory import Handle
 from holdfast._system.portable_channel import PortableChannel
 from holdfast._transport.wire import Kind
@@ -35,6 +35,7 @@ def main(sock: socket.socket, box: Handle, stack_path: str, payload: Payload) ->
         os.unlink(stack_path)  # the trainer has it open; where that forbids it, the trainer removes it
     channel = PortableChannel(sock, blocking=True, owned=True)
     load = _loaded(payload)
+    starting.settle()
     frames = channel.receive()
     while not frames and not channel.closed:
         frames = channel.receive()

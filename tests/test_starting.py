@@ -1,0 +1,92 @@
+"""A new interpreter imports without looking for garbage all the while, and looks for it as ever afterwards."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = """
+import gc
+AT_IMPORT = gc.get_threshold()
+{says}
+import multiprocessing, sys
+import holdfast
+
+class Thresholds:
+    def __len__(self):
+        return 1
+    def __getitem__(self, index):
+        return AT_IMPORT, gc.get_threshold()
+
+def as_it_is(batch):
+    return batch[0]
+
+def rank(index, path):
+    open(path, "w").write(repr((AT_IMPORT, gc.get_threshold())))
+
+if __name__ == "__main__":
+    way, path = sys.argv[1:]
+    if way == "ranks":
+        holdfast.spawn(rank, (path,))
+        print(open(path).read())
+    else:
+        loader = holdfast.DataLoader(Thresholds(), num_workers=1, collate_fn=as_it_is, multiprocessing_context=way)
+        print(*loader)
+"""
+
+
+def thresholds(folder: Path, way: str, says: str = "", **environment: str) -> Any:
+    """As a worker's main module is imported, and when it is at work."""
+    program = folder / "program.py"
+    program.write_text(PROGRAM.format(says=says))
+    out = run(str(program), way, str(folder / "rank"), **environment)
+    return eval(out)
+
+
+def run(*arguments: str, **environment: str) -> str:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=os.environ | environment,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+
+
+USUAL = eval(run("-c", "import gc; print(gc.get_threshold())"))
+
+
+@pytest.mark.parametrize("way", ["spawn", "forkserver", "ranks"])
+def test_garbage_is_looked_for_rarely_while_it_imports_and_as_ever_afterwards(tmp_path: Path, way: str) -> None:
+    while_importing, at_work = thresholds(tmp_path, way)
+
+    assert while_importing[0] > 10 * USUAL[0]
+    assert at_work == USUAL
+
+
+def test_garbage_is_looked_for_as_ever_in_a_worker_of_the_portable_layer(tmp_path: Path) -> None:
+    while_importing, at_work = thresholds(tmp_path, "spawn", HOLDFAST_SYSTEM="portable")
+
+    assert while_importing[0] > 10 * USUAL[0]
+    assert at_work == USUAL
+
+
+def test_garbage_is_looked_for_as_ever_in_a_worker_of_its_own_interpreter(tmp_path: Path) -> None:
+    """Its imports open a file, which forks cannot share."""
+    while_importing, at_work = thresholds(tmp_path, "spawn", says=f"held = open({str(tmp_path / 'held')!r}, 'w')")
+
+    assert while_importing[0] > 10 * USUAL[0]
+    assert at_work == USUAL
+
+
+@pytest.mark.parametrize("way", ["spawn", "forkserver", "ranks"])
+def test_what_a_program_says_about_it_holds(tmp_path: Path, way: str) -> None:
+    _, at_work = thresholds(tmp_path, way, says="gc.set_threshold(5000, 20, 30)")
+
+    assert at_work == (5000, 20, 30)
