@@ -89,6 +89,16 @@ def load(on_cpu=0.0, starved=0.0, waiting=0.0, idle=0.0, disk=0.0, seconds=5.0) 
             "workers compute 97% of their time, and there are 8 CPUs: more workers (now 2) would use them",
         ),
         (Figures(2, [load(on_cpu=0.97)] * 2, 3.0), ""),  # one is the trainer's
+        (Figures(2, [load(on_cpu=0.97)] * 2, 8.0, waits=0.01), ""),  # they keep up with it
+        (Figures(2, [load(on_cpu=0.3, waiting=0.64)] * 2, 8.0, waits=0.09), ""),
+        (
+            Figures(2, [load(on_cpu=0.3, waiting=0.64)] * 2, 8.0, waits=0.1),
+            "workers wait 64% of their time for reads, answers or locks: more workers (now 2), or a faster source",
+        ),
+        (
+            Figures(8, [load(on_cpu=0.2, idle=0.8)] * 8, 8.0, waits=0.01),
+            "workers are idle 80% of their time, for the loader waits for you: num_workers=2 would do",
+        ),
     ],
 )
 def test_one_line_of_advice_follows_from_the_figures(figures, told):
@@ -105,10 +115,11 @@ AMOUNT = st.floats(0, 2, allow_nan=False)
     st.floats(0.01, 256),
     st.none() | st.floats(0.01, 256),
     st.none() | st.floats(0, 1),
+    st.none() | st.floats(0, 1),
 )
-def test_any_figures_make_one_line_at_most(workers, loads, cpus, limit, throttled):
+def test_any_figures_make_one_line_at_most(workers, loads, cpus, limit, throttled, waits):
     """Whatever was measured."""
-    told = advice(Figures(workers, loads, cpus, limit, throttled))
+    told = advice(Figures(workers, loads, cpus, limit, throttled, waits))
 
     assert "\n" not in told
     assert "num_workers=0" not in told

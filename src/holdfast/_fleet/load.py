@@ -23,6 +23,7 @@ _STARVED = 0.3
 _WAITING = 0.5
 _ON_DISK = 0.5  # of the waiting
 _IDLE = 0.5
+_KEPT_UP = 0.1  # a consumer who waits less than that needs no more workers
 _COMPUTING = 0.85
 _BUSY = 0.8  # how busy workers should be, where there could be fewer
 
@@ -34,6 +35,7 @@ class Figures:
     cpus: float
     cpu_limit: float | None = None  # of the container; None: there is none
     throttled: float | None = None  # of its periods
+    waits: float | None = None  # how much of its time the consumer waits for workers; None: nobody knows
 
 
 def advice(figures: Figures) -> str:
@@ -48,7 +50,8 @@ def advice(figures: Figures) -> str:
         )
     )
     if mean.idle < _IDLE:
-        return _of_cpus(figures, mean) or _of_waiting(figures, mean) or _of_computing(figures, mean)
+        more = figures.waits is None or figures.waits >= _KEPT_UP
+        return _of_cpus(figures, mean) or (more and (_of_waiting(figures, mean) or _of_computing(figures, mean))) or ""
     fewer = max(1, math.ceil(figures.workers * (1 - mean.idle) / _BUSY))
     if fewer >= figures.workers:
         return ""

@@ -78,6 +78,8 @@ class Meter:
         self._told_waiting = False  # which is no longer so with the next batch
         self._lists: dict[int, list[int]] = {}  # slot → batches whose samples are on the board
         self._advice = self._breaker = ""
+        self.wait_share: float | None = None  # the share of its time that the consumer waited lately
+        self._judged = (0.0, 0.0)  # its wait and all its time, when that was last judged
 
     # ------------------------------------------------------------ batches
 
@@ -230,6 +232,7 @@ class Meter:
                 self._breaker, advice = fleet.words_now()
                 if now >= self._advise_at or (closing and loads):
                     self._advise_at = now + _ADVISE_S
+                    self._judge_wait(now)
                     self._advice = advice(loads)
                 layout.write_text(words, "breaker", self._breaker)
                 layout.write_text(words, "advice", self._advice)
@@ -240,6 +243,14 @@ class Meter:
         if now >= publisher.tick_at and publisher.has_history:
             publisher.tick_at = history.next_tick(self._began, now)
             publisher.tell([self._tick(counts)])
+
+    def _judge_wait(self, now: float) -> None:
+        spent = self._epochs_s + (now - self._epoch_since if self._epoch_since else 0.0)
+        wait = self.wait_s + (now - self.waiting_since if self.waiting_since else 0.0)
+        before, spent_before = self._judged
+        if spent > spent_before:
+            self._judged = wait, spent
+            self.wait_share = max(0.0, wait - before) / (spent - spent_before)
 
     def _counts(self, fleet: Fleet, now: float) -> dict[str, int]:
         return {

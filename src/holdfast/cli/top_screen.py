@@ -18,7 +18,6 @@ from holdfast._forensics import words
 SORTS = ("slot", "seconds", "memory", "restarts", "cpu")
 _BARS = " ▁▂▃▄▅▆▇█"
 _MOST_INCIDENTS = 200
-_LITTLE = 0.1  # of its time that a trainer waits
 HEAD, BAD, DIM, CHOSEN, PLAIN = "head", "bad", "dim", "chosen", ""
 _HINT = "q quit  p pause  s sort  ↑↓ choose  enter open  d stacks  r recycle"
 
@@ -157,7 +156,7 @@ def _job(seen: Seen, sort: str, width: int) -> list[Line]:
     lines += [Line(f"  {line}") for line in _joined(figures, width - 2)]
     if s["breaker"] != "closed":
         lines.append(Line(f"  source {one_line(s['breaker'])}", BAD))
-    if s["advice"] and _matters(s["advice"], seen.wait):
+    if s["advice"]:
         lines += [Line(f"  → {line}", DIM) for line in _wrapped(one_line(s["advice"]), width - 4)]
     wide = max(8, min(28, width - 66))
     memory = f"{'memory':<{wide + 9}}"
@@ -165,11 +164,6 @@ def _job(seen: Seen, sort: str, width: int) -> list[Line]:
     for slot in sorted(s["slots"], key=lambda slot: _key(slot, sort)):
         lines.append(_slot(seen, slot, wide))
     return lines
-
-
-def _matters(advice: str, wait: float | None) -> bool:
-    """A loader that keeps up needs no more workers, whatever they do with their time; fewer it may need."""
-    return wait is None or wait >= _LITTLE or "idle" in advice
 
 
 def _samples(event: dict[str, Any]) -> str:

@@ -131,7 +131,7 @@ class Metered(Unmetered):
         there = cpus.look()
         throttled = cpus.throttled_share(self.ledger.throttling or (), there.throttling)
         workers = self.machine.crew.capacity
-        return load.advice(load.Figures(workers, loads, there.usable, there.limit, throttled))
+        return load.advice(load.Figures(workers, loads, there.usable, there.limit, throttled, self.meter.wait_share))
 
 
 class Quietly:

@@ -252,6 +252,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         there = cpus.look()
         throttled = cpus.throttled_share(ledger.throttling or (), there.throttling)
         loads = iterator.loads() if iterator is not None else ledger.loads
+        waits = self._meter.wait_share if self._meter is not None else None
+        figures = load.Figures(workers or self.num_workers, loads, there.usable, there.limit, throttled, waits)
         return Statistics(
             epoch=max(0, ledger.epoch),
             delivered=ledger.delivered,
@@ -265,7 +267,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             slots=iterator.slot_statistics() if iterator is not None else (),
             cpus=there.usable,
             throttled=throttled,
-            advice=load.advice(load.Figures(workers or self.num_workers, loads, there.usable, there.limit, throttled)),
+            advice=load.advice(figures),
             breaker=ledger.breaker.words(time.monotonic()) if ledger.breaker is not None else "closed",
             **(self._meter.figures() if self._meter is not None else {}),
         )
