@@ -1,6 +1,6 @@
 """Watches every job of this user in all the ways there are, until its standard input ends: `viewers.py`.
 
-Reads   `holdfast top` in a terminal of 80 × 24, the stream of `holdfast dash`, a Prometheus scrape once a second.
+Reads   `holdfast top` in a terminal of 80 × 24, the stream of `holdfast dash`, a scrape of its metrics once a second.
 Writes  «ready» once all three have answered; at its end, how often each of them did.
 Never   anything of the job's process.
 """
@@ -21,23 +21,16 @@ import time
 import urllib.request
 from typing import Any
 
-from prometheus_client import CollectorRegistry, start_http_server
-
-import holdfast
-
 SCRAPE_S = 1.0
 
 
 def main() -> None:
-    registry = CollectorRegistry()
-    registry.register(holdfast.PrometheusCollector())
-    exporter, _ = start_http_server(0, addr="127.0.0.1", registry=registry)
-    scrape = f"http://127.0.0.1:{exporter.server_port}/metrics"
     ours = (sys.executable, "-m", "holdfast")
     dash = subprocess.Popen([*ours, "dash", "--port", "0"], stdout=subprocess.PIPE, text=True)
     assert dash.stdout is not None
     found = re.search(r"http://\S+", dash.stdout.readline())
     assert found is not None
+    scrape = f"{found[0]}metrics"
     stream = urllib.request.urlopen(f"{found[0]}api/stream")
     terminal, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))

@@ -1,14 +1,19 @@
 """What being watched costs: `watching.py [rounds]`.
 
-Three ways take turns: nothing is published (HOLDFAST_BOARD=0), a job publishes and nobody looks, and it is watched by
-`holdfast top`, `holdfast dash` with a page open, and a Prometheus scrape per second (viewers.py). Batches per second,
-and processor time per batch of the trainer and of its workers, which viewers are not part of; beside them, what the
-viewers use themselves, of one processor. Where all processors are busy, as here, viewers take theirs from the job: that
-is in the batches per second, not in the processor time. The median of the rounds' ratios counts.
+Two questions, two ways to answer each.
 
-Where other programs run beside, ratios of rounds cannot tell half a per cent. So the cost is also counted: in a run of
-its own, what the trainer spends in publishing is timed call by call (less what the clock takes), and what a worker
-spends on timing its batches is timed alone.
+A job publishes, and nobody looks. Rounds with and without (HOLDFAST_BOARD=0) take turns: batches per second, processor
+time per batch of the trainer and of its workers; the median of the rounds' ratios counts. Where other programs run
+beside, rounds cannot tell half a per cent. So the cost is also counted: in a run of its own, what the trainer spends in
+publishing is timed call by call (less what the clock takes), and what a worker spends on timing its batches is timed
+alone.
+
+It is watched by `holdfast top`, `holdfast dash` with a page open, and a scrape of its metrics per second (viewers.py).
+One job runs on and on while the viewers are stopped and continued every two seconds, so that neighbours can be
+compared: batches per second while they look, against those just before and after. Processors that are shared with other
+machines swing by far more than a viewer takes, so that is counted, too: for how long the trainer had work and no
+processor, as the kernel tells, while they look and while they do not; and what the viewers use, of one processor, where
+nobody stops them.
 """
 
 from __future__ import annotations
@@ -18,8 +23,10 @@ import gc
 import itertools
 import json
 import logging
+import math
 import os
 import resource
+import signal
 import statistics
 import subprocess
 import sys
@@ -45,29 +52,64 @@ from measuring import WARM_UP, make
 from workloads import Workload, workloads
 
 ROUNDS = 15
-WAYS = ("off", "published", "watched")
+WAYS = ("off", "published")
 BATCHES = {"rows": 20_000, "tokens": 15_000}  # some seconds each
 VIEWERS = Path(__file__).with_name("viewers.py")
+SPAN_S, SETTLING_S, SPANS = 2.0, 0.5, 41  # of which every second one is watched, the first and the last are not
+WARMING_S, STEADY_S = 3.0, 30.0
+
+
+def watched(workload: Workload, dataset: Any) -> dict[str, Any]:
+    """`rates`: batches per second while viewers look, against those just before and after. `kept`: how much of its time
+    the trainer was kept waiting for a processor, more than before and after. `viewers`: what they use of one."""
+    os.environ["HOLDFAST_BOARD"] = "1"
+    rates, kept = [], []
+    with supervised(dataset, workload) as iterator, viewers() as pid:
+        pass_time(iterator, WARMING_S)
+        before, began = used_s(pid), time.perf_counter()
+        pass_time(iterator, STEADY_S)
+        used = (used_s(pid) - before) / (time.perf_counter() - began)
+        for number in range(SPANS):
+            os.killpg(pid, signal.SIGCONT if number % 2 else signal.SIGSTOP)
+            pass_time(iterator, SETTLING_S)
+            before = kept_s()
+            rates.append(pass_time(iterator, SPAN_S))
+            kept.append((kept_s() - before) / SPAN_S)
+        os.killpg(pid, signal.SIGCONT)
+        del iterator
+    gc.collect()
+    return {
+        # Geometrically, so that a swing counts alike whether it falls on a span or on its neighbour.
+        "rates": [rates[at] / math.sqrt(rates[at - 1] * rates[at + 1]) for at in range(1, SPANS - 1, 2)],
+        "kept": [kept[at] - (kept[at - 1] + kept[at + 1]) / 2 for at in range(1, SPANS - 1, 2)],
+        "viewers": used,
+    }
+
+
+def kept_s() -> float:
+    """For how long this thread has had work and no processor."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+
+
+def pass_time(iterator: Iterator[Any], seconds: float) -> float:
+    """Take batches for so long; how many a second."""
+    begun, count = time.perf_counter(), 0
+    while (took := time.perf_counter() - begun) < seconds:
+        next(iterator)
+        count += 1
+    return count / took
 
 
 @contextmanager
-def watched(way: str, shares: list[float]) -> Iterator[None]:
-    """In this way; how much of a processor the viewers use is added to `shares`."""
-    os.environ["HOLDFAST_BOARD"] = "0" if way == "off" else "1"
-    if way != "watched":
-        yield
-        return
-    with subprocess.Popen(
-        [sys.executable, str(VIEWERS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as viewers:
-        assert viewers.stdout is not None
-        assert viewers.stdin is not None
-        assert viewers.stdout.readline() == "ready\n"
-        before, began = used_s(viewers.pid), time.perf_counter()
-        yield
-        shares.append((used_s(viewers.pid) - before) / (time.perf_counter() - began))
-        viewers.stdin.close()
-        looks = json.loads(viewers.stdout.read())
+def viewers() -> Iterator[int]:
+    """Their process group."""
+    command = [sys.executable, str(VIEWERS)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipes) as process:  # type: ignore[call-overload]
+        assert process.stdout.readline() == "ready\n"
+        yield process.pid
+        process.stdin.close()
+        looks = json.loads(process.stdout.read())
         assert all(looks.values()), f"somebody did not look: {looks}"
 
 
@@ -170,14 +212,13 @@ def main(rounds: int) -> None:
             if name not in BATCHES:
                 continue
             dataset = make(workload, WARM_UP + BATCHES[name])
-            shares: list[float] = []
             found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
             for number in range(rounds):
                 turn = number % len(WAYS)
                 for way in (*WAYS, *WAYS)[turn : turn + len(WAYS)]:
-                    with watched(way, shares):
-                        found[way].append(measured(workload, dataset, BATCHES[name]))
-            row = result["rows"][name] = {"values": found, "viewers": shares, "ratios": {}}
+                    os.environ["HOLDFAST_BOARD"] = "0" if way == "off" else "1"
+                    found[way].append(measured(workload, dataset, BATCHES[name]))
+            row = result["rows"][name] = {"values": found, "ratios": {}}
             by_count = row["by_count"] = [counted(workload, dataset, BATCHES[name]) for _ in range(5)]
             print(
                 f"{name:<7} published, by count: {statistics.median(by_count):.2%} of the job's processor time",
@@ -188,9 +229,22 @@ def main(rounds: int) -> None:
                 told = [f"{what} {' … '.join(map('{:.3f}'.format, it))}" for what, it in row["ratios"][way].items()]
                 print(f"{name:<7} {way:<9} against off, quartiles of ratios: {', '.join(told)}", flush=True)
             usual = {what: statistics.median(each[what] for each in found["off"]) for what in found["off"][0]}
-            print(f"{name:<7} off       {usual}, viewers {statistics.median(shares):.3f} of a processor", flush=True)
+            print(f"{name:<7} off       {usual}", flush=True)
+            looked_at = row["watched"] = watched(workload, make(workload, 10_000_000))
+            rate, error = mean_of([math.log(ratio) for ratio in looked_at["rates"]])
+            kept, kept_error = mean_of(looked_at["kept"])
+            print(
+                f"{name:<7} watched   against not: rate {math.exp(rate):.3f} ± {error:.3f}; the trainer is kept "
+                f"waiting {kept:.2%} ± {kept_error:.2%} more; viewers use {looked_at['viewers']:.2%} of a processor",
+                flush=True,
+            )
             where = write("watching", result)
     print(f"written to {where}")
+
+
+def mean_of(values: list[float]) -> tuple[float, float]:
+    """With its standard error."""
+    return statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
 
 
 def spread(mine: list[dict[str, float]], off: list[dict[str, float]], what: str) -> tuple[float, float, float]:

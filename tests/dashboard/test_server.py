@@ -70,6 +70,29 @@ def test_a_page_from_elsewhere_gets_nothing(server: Server):
     assert b"<script>" not in page.body
 
 
+def test_prometheus_can_scrape_it(server: Server):
+    """The same figures as the page has."""
+    parser = pytest.importorskip("prometheus_client.parser")
+
+    def scraped() -> dict[str, float]:
+        answer = server.ask("/metrics")
+        assert (answer.status, answer.headers["content-type"].partition(";")[0]) == (200, "text/plain")
+        families = parser.text_string_to_metric_families(answer.body.decode())
+        return {sample.name: sample.value for family in families for sample in family.samples}
+
+    before = scraped()
+    with running("plain") as job:
+        for _ in range(12):
+            go_on(job)
+
+        def is_told() -> bool:
+            found = scraped()
+            return found.get("holdfast_batches_total", 0.0) >= 12 and found.get("holdfast_restarts_total", 0.0) >= 2
+
+        assert wait_until(is_told, DEADLINE_S)
+    assert not [name for name in before if "batches" in name]
+
+
 def test_a_token_is_asked_for_when_there_is_one():
     """Once in the address; then a cookie that no script can read. Or in the header, for programs."""
     with served("--token") as server:

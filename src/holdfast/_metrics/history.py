@@ -72,6 +72,15 @@ class Reader:
         self._place = (inode, at, reached)
         return found, reached
 
+    def has_news(self) -> bool:
+        """Whether there is more than was read: a look at the file's size."""
+        inode, at, _ = self._place
+        try:
+            found = os.stat(self._folder / runtime.EVENTS)
+        except OSError:
+            return inode != 0
+        return (found.st_ino, found.st_size) != (inode, at)
+
     def _is_current(self, inode: int) -> bool:
         try:
             return os.stat(self._folder / runtime.EVENTS).st_ino == inode

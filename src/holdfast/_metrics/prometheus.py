@@ -65,10 +65,14 @@ class PrometheusCollector:
         """Nothing, so that a registry does not collect when this is registered."""
         return ()
 
-    def collect(self) -> Iterator[Any]:
+    def look(self) -> list[tuple[viewing.Job, dict[str, Any]]]:
+        """The jobs that live, and how they stand."""
         pid = os.getpid() if self._pid == "own" else self._pid
         found = [job for job in viewing.jobs() if job.alive and pid in (None, job.pid)]
-        looked = [(_labels(job), snapshot) for job in found if (snapshot := job.snapshot())]
+        return [(job, snapshot) for job in found if (snapshot := job.snapshot())]
+
+    def collect(self) -> Iterator[Any]:
+        looked = [(_labels(job), snapshot) for job, snapshot in self.look()]
         yield from self._of_jobs(looked)
         yield from self._of_slots(looked)
 

@@ -258,6 +258,10 @@ class Job:
         """What has happened after the event of that number, `limit` at most, and the number to go on from."""
         return self._reader.events(after, limit)
 
+    def has_news(self) -> bool:
+        """Whether there are events beyond those that were read."""
+        return self._reader.has_news()
+
     def ask(self, what: str, slot: int) -> str:
         """ "stacks": what its worker runs just now; "recycle": a fresh worker after its batch. Answers in words."""
         if what not in ("stacks", "recycle"):

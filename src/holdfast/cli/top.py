@@ -59,7 +59,7 @@ _REST_OF_KEY_S = 0.05  # a key that is more than one byte may come in two parts
 @click.command()
 @click.option("--once", is_flag=True, help="Print what there is now, and leave.")
 @click.option("--json", "as_json", is_flag=True, help="Everything that is known now, as JSON.")
-@click.option("--interval", type=click.FloatRange(0.1, 60.0), default=0.5, show_default=True, help="Seconds.")
+@click.option("--interval", type=click.FloatRange(0.1, 60.0), default=1.0, show_default=True, help="Seconds.")
 @click.option("--ended", is_flag=True, help="Also jobs that ended not long ago.")
 def command(once: bool, as_json: bool, interval: float, ended: bool) -> None:
     if as_json:

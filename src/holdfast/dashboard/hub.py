@@ -1,4 +1,4 @@
-"""One thread that reads all jobs for all viewers, twice a second.
+"""One thread that reads all jobs for all viewers: every second, and as soon as one has something to tell.
 
 Reads   what jobs publish; of the journal what verdicts say of incidents that findings name.
 Writes  to the queues of viewers.
@@ -29,7 +29,8 @@ from holdfast.dashboard.story import Story
 
 log = logging.getLogger("holdfast")
 
-EVERY_S = 0.5
+EVERY_S = 1.0
+_GLANCE_S = 0.25  # between two looks whether anything has happened
 _AT_ONCE = 1000  # events
 _MOST_TICKS, _MOST_EVENTS = 1200, 800  # of a job, that whoever comes late is told
 _MOST_LOOKS = 600
@@ -176,6 +177,12 @@ class Hub:
         with self._lock:
             return [self._told(watched, None) for watched in self._watched.values()]
 
+    def seen(self) -> list[tuple[viewing.Job, dict[str, Any]]]:
+        """The jobs that live, as they stood when they were last read."""
+        with self._lock:
+            found = [(watched.job, watched.snapshot) for watched in self._watched.values()]
+        return [(job, snapshot) for job, snapshot in found if snapshot.get("alive")]
+
     def events(self, key: str, after: int) -> list[dict[str, Any]] | None:
         with self._lock:
             watched = self._watched.get(key)
@@ -202,14 +209,17 @@ class Hub:
     # ------------------------------------------------------------ the thread
 
     def _run(self) -> None:
+        due = 0.0
         while not self._stop.is_set():
             began = time.monotonic()
             try:
-                self._round()
+                if began >= due or any(watched.job.has_news() for watched in self._watched.values()):
+                    due = began + EVERY_S
+                    self._round()
             except Exception:
                 log.warning("the dashboard could not read the jobs", exc_info=True)
             # Half of the time at most is spent here, however many jobs there are.
-            self._stop.wait(max(EVERY_S - (time.monotonic() - began), time.monotonic() - began, 0.05))
+            self._stop.wait(max(_GLANCE_S - (time.monotonic() - began), time.monotonic() - began, 0.05))
 
     def _round(self) -> None:
         jobs = {job.key: job for job in viewing.jobs(folder=self._folder)}

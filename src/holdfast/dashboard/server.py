@@ -9,6 +9,7 @@ Never   in a trainer's process; never changes anything by GET.
     GET   /api/jobs                              how all jobs stand
     GET   /api/jobs/KEY/events?after=N           what happened to one
     GET   /api/stream                            the same as it happens (server-sent events)
+    GET   /metrics                               for Prometheus
     GET   /api/incidents                         past runs, from the journal
     GET   /api/incidents/ID                      one incident in sections; ID.json, ID.html: to keep
     POST  /api/jobs/KEY/slots/N/stacks|recycle   ask a worker
@@ -17,11 +18,13 @@ Never   in a trainer's process; never changes anything by GET.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any, ClassVar
 
 import uvicorn
@@ -35,6 +38,8 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from holdfast._forensics.journal_file import NewerJournalError
+from holdfast._metrics import viewing
+from holdfast._metrics.prometheus import PrometheusCollector
 from holdfast.dashboard import past
 from holdfast.dashboard.guard import Guard, names_served
 from holdfast.dashboard.hub import Hub, Viewer
@@ -43,6 +48,7 @@ STATIC = Path(__file__).with_name("static")
 _SEND_S, _END_S = 5.0, 0.1  # a viewer that has not taken a message, or the end, by then hangs
 _QUIET_S = 5.0
 _LINGER_S = 30.0
+_LOOK_S = 1.0
 
 
 class _Connection(H11Protocol):
@@ -136,6 +142,9 @@ def application(hub: Hub) -> Starlette:
         name, _, form = request.path_params["name"].partition(".")
         return await _of_journal(lambda: _incident(name, form))
 
+    async def metrics(request: Request) -> Response:
+        return await run_in_threadpool(_metrics, hub)
+
     async def index(request: Request) -> Response:
         return FileResponse(STATIC / "index.html")
 
@@ -146,11 +155,33 @@ def application(hub: Hub) -> Starlette:
             Route("/api/jobs/{key}/events", events),
             Route("/api/jobs/{key}/slots/{slot:int}/{what}", ask, methods=["POST"]),
             Route("/api/stream", _Stream(hub), methods=["GET"]),
+            Route("/metrics", metrics),
             Route("/api/incidents", runs),
             Route("/api/incidents/{name}", incident),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
     )
+
+
+def _metrics(hub: Hub) -> Response:
+    try:
+        import prometheus_client
+    except ImportError:
+        return _error(501, "prometheus_client is not installed here: pip install 'holdfast[metrics]'")
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(_Seen(hub))
+    return Response(prometheus_client.generate_latest(registry), media_type=prometheus_client.CONTENT_TYPE_LATEST)
+
+
+class _Seen(PrometheusCollector):
+    """What the hub has seen, which is a second old at most."""
+
+    def __init__(self, hub: Hub) -> None:
+        super().__init__()
+        self._hub = hub
+
+    def look(self) -> list[tuple[viewing.Job, dict[str, Any]]]:
+        return self._hub.seen()
 
 
 def _incident(name: str, form: str) -> Response:
@@ -216,29 +247,37 @@ def serve(
         limit_concurrency=128,
         timeout_graceful_shutdown=1,
     )
-    server = uvicorn.Server(config)
+    server = _Server(config, hub, lives)
     hub.start()
     try:
-        asyncio.run(_serve(server, listener, hub, lives))
+        asyncio.run(server.serve(sockets=[listener]))
     finally:
         hub.close()
 
 
-async def _serve(server: Any, listener: socket.socket, hub: Hub, lives: Callable[[], bool] | None) -> None:
-    async def watch() -> None:
+class _Server(uvicorn.Server):
+    """Uvicorn's looks ten times a second whether it should end; ours is woken for that, and else looks every second."""
+
+    def __init__(self, config: uvicorn.Config, hub: Hub, lives: Callable[[], bool] | None) -> None:
+        super().__init__(config)
+        self._hub, self._lives = hub, lives
+        self._wake: Callable[[], Any] = lambda: None
+
+    async def main_loop(self) -> None:
+        woken, loop = asyncio.Event(), asyncio.get_running_loop()
+        self._wake = lambda: loop.call_soon_threadsafe(woken.set)
         over = None
-        while not server.should_exit:
-            await asyncio.sleep(0.1)
-            if lives is None or lives():
+        while not await self.on_tick(0):
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(woken.wait(), _LOOK_S)
+            if self._lives is None or self._lives():
                 over = None
                 continue
             over = over or time.monotonic()
-            if not hub.viewers and time.monotonic() - max(over, hub.left_at) > _LINGER_S:
-                server.should_exit = True
-        hub.dismiss()  # streams have no end of their own
+            if not self._hub.viewers and time.monotonic() - max(over, self._hub.left_at) > _LINGER_S:
+                self.should_exit = True
+        self._hub.dismiss()  # streams have no end of their own
 
-    watching = asyncio.ensure_future(watch())
-    try:
-        await server.serve(sockets=[listener])
-    finally:
-        watching.cancel()
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self._wake()

@@ -19,7 +19,7 @@ export class Job {
     this.key = told.key;
     this.ticks = [];
     this.events = []; // all but ticks
-    this.looks = []; // {time, slots}: what each worker did, seen from outside twice a second
+    this.looks = []; // {time, slots}: what each worker did, seen from outside about once a second
     this.last = 0; // number of the last event
     this.version = 0; // changes with each tick and each event
     this.take(told);

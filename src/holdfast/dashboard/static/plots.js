@@ -196,7 +196,7 @@ export class Timeline {
     }
     const all = Object.values(shares).reduce((a, b) => a + b, 0);
     const deaths = this.job.of("worker-died").length;
-    const words = all ? `Looked at twice a second: ${this.legend.filter(([name]) => shares[name] / all >= 0.01)
+    const words = all ? `Looked at once a second: ${this.legend.filter(([name]) => shares[name] / all >= 0.01)
       .map(([name, said]) => `${said} ${percent(shares[name] / all)}`).join(", ")}.${this.job.snapshot.here ? "" : ` Deaths: ${deaths}.`}` : "Nothing yet.";
     text(this.summary, words);
     box.setAttribute("aria-label", words);
