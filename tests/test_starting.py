@@ -90,3 +90,35 @@ def test_what_a_program_says_about_it_holds(tmp_path: Path, way: str) -> None:
     _, at_work = thresholds(tmp_path, way, says="gc.set_threshold(5000, 20, 30)")
 
     assert at_work == (5000, 20, 30)
+
+
+NEEDS_LITTLE = """
+import sys
+import holdfast
+
+class Modules:
+    def __len__(self):
+        return 1
+    def __getitem__(self, index):
+        return sorted(sys.modules)
+
+def as_it_is(batch):
+    return batch[0]
+
+if __name__ == "__main__":
+    (seen,) = holdfast.DataLoader(Modules(), num_workers=1, collate_fn=as_it_is, multiprocessing_context="spawn")
+    print(*seen)
+"""
+
+
+def test_a_first_batch_does_not_wait_for_what_it_does_not_need(tmp_path):
+    """What looks at deaths, judges, shows or pickles by value takes as long to import as some of torch."""
+    program = tmp_path / "program.py"
+    program.write_text(NEEDS_LITTLE)
+
+    seen = run(str(program)).split()
+
+    assert {"holdfast._worker.loop", "holdfast.loader.jobs"} < set(seen)
+    assert [name for name in seen if name in ("holdfast.records", "numpy.typing", "statistics", "cloudpickle")] == []
+    unneeded = ("holdfast._forensics.hanging", "holdfast._forensics.verdict", "holdfast._metrics", "holdfast.dashboard")
+    assert [name for name in seen if name.startswith(unneeded)] == []

@@ -11,12 +11,16 @@ turns the former into the latter; the log, the statistics and the tests read the
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from holdfast.evidence import NO_EVIDENCE, Evidence
 from holdfast.incident import Decision, Exit, Failure, Incident, InHand
+from holdfast.orders import MOST_SUBSTITUTES as MOST_SUBSTITUTES
+from holdfast.orders import WHOLE as WHOLE
+from holdfast.orders import AnswerDoubt as AnswerDoubt
+from holdfast.orders import Plan as Plan
+from holdfast.orders import SourceWord as SourceWord
 
 # ---------------------------------------------------------------- events
 
@@ -203,21 +207,6 @@ Event: TypeAlias = (
 # ---------------------------------------------------------------- actions
 
 
-MOST_SUBSTITUTES = 8  # replacements that are tried in one place before the fault is raised
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How a batch differs from what the sampler drew, after what its samples did."""
-
-    excluded: frozenset[int] = frozenset()
-    substitutes: Mapping[int, int] = field(default_factory=dict)  # position → which candidate
-    probe: tuple[int, ...] | None = None  # run these positions only and throw the result away
-
-
-WHOLE = Plan()
-
-
 @dataclass(frozen=True)
 class StartWorker:
     slot: int
@@ -284,26 +273,6 @@ class StepOver:
     slot: int
     count: int
     killers: frozenset[int] = frozenset()  # positions that must not even be fetched
-
-
-class SourceWord(str, enum.Enum):
-    """What a worker is told that doubts its source."""
-
-    PROBE = "probe"  # see whether it answers, after a pause
-    AGAIN = "again"  # it answers: do the batch again
-    CONDEMN = "condemn"  # nothing speaks for it: the samples themselves are bad
-    LEAVE = "leave"  # a fresh worker may reach it where this one's files and connections are dead
-
-
-@dataclass(frozen=True)
-class AnswerDoubt:
-    slot: int
-    incarnation: int
-    word: SourceWord
-    pause_s: float = 0.0
-    good_batch: int = -1  # the last one of which every sample was good
-    goods: tuple[Any, ...] = ()  # indices that were fetched well before
-    others: tuple[Any, ...] = ()  # indices of which nothing is known
 
 
 class LimitKind(str, enum.Enum):

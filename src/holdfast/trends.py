@@ -11,7 +11,6 @@ counts is the lower edge: the least of each stretch. A leak raises all of them.
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Sequence
 
 WARM_UP = 0.2  # of a life so far: imports, caches, first batches
@@ -31,7 +30,8 @@ def slope(points: Sequence[Point], least: float) -> float | None:
     rising = sum(later[1] > earlier[1] for earlier, later in pairs)
     if rising < _LEAST_RISES * len(pairs):
         return None
-    return statistics.median((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs if b[0] > a[0])
+    slopes = sorted((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs if b[0] > a[0])
+    return (slopes[len(slopes) // 2] + slopes[~(len(slopes) // 2)]) / 2  # their median
 
 
 def steady_slope(points: Sequence[Point], least: float) -> float | None:

@@ -13,12 +13,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 from holdfast._capture import stacks
 from holdfast._forensics import locks
+from holdfast._forensics.kin import Kin
 from holdfast._system import threads
 from holdfast._system.threads import Maps, Thread
 from holdfast.evidence import Seen, ThreadSeen
@@ -32,14 +30,6 @@ _TOOL_S = 2.0
 _TOOL_REST_S = 20.0  # between two uses of a tool: other workers are not watched meanwhile
 _MOST_PLACES = 4
 _PLAIN_LIBRARIES = ("libc.so", "libc-", "ld-linux", "libpthread", "libm.so", "[vdso]", "[vvar]")
-
-
-@dataclass(frozen=True)
-class Kin:
-    """What the process that forked a worker shares with it."""
-
-    job: Callable[[], Any]  # where the search for locks begins
-    left_behind: tuple[str, ...] = ()  # threads of the trainer when it was forked, which no worker has
 
 
 def see(pid: int, stack_fd: int, *, ending: bool, kin: Kin | None = None) -> Seen:

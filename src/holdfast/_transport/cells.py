@@ -20,13 +20,15 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from holdfast._system import memory
 from holdfast._system.channel import INLINE_LIMIT
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 ALIGNMENT = 64
 _GRAIN = 1 << 16

@@ -16,15 +16,17 @@ import pickle
 import sys
 import threading
 from multiprocessing import reduction
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from holdfast._system import memory
 from holdfast._transport import wire
 from holdfast._transport.cells import Arena, CellTable
 from holdfast._transport.wire import Place
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 class Packed(NamedTuple):

@@ -34,7 +34,7 @@ from holdfast._worker.manners import Manners
 from holdfast._worker.randomness import Randomness
 from holdfast.incident import Decision, Failure, Stage
 from holdfast.limits import Limits
-from holdfast.records import AnswerDoubt
+from holdfast.orders import AnswerDoubt
 
 T = TypeVar("T")
 

@@ -25,8 +25,6 @@ import types
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-import cloudpickle
-
 # Packages whose unpickling only restores values. What is not here is not suspect, it just gets a copy per worker.
 _PLAIN = frozenset(
     {"builtins", "collections", "copyreg", "datetime", "decimal", "enum", "fractions", "functools", "holdfast", "io"}
@@ -118,6 +116,8 @@ class _Noting(ForkingPickler):
         self._seen: set[type] = set()
         self._by_value: Any = None
         if not main_is_importable() and _is_written_as_it_runs():
+            import cloudpickle  # here alone: a zygote need not wait for it
+
             self._by_value = cloudpickle.Pickler(io.BytesIO())
             theirs = dict(cloudpickle.Pickler.dispatch_table)
             theirs.pop(io.TextIOWrapper, None)  # a copy of an open file is none

@@ -7,12 +7,12 @@ Never   decides (`watch` does), never kills (the caller does).
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 
 from holdfast._capture import stacks
 from holdfast._capture.blackbox import BlackBox
-from holdfast._forensics import hanging
-from holdfast._forensics.hanging import Kin
+from holdfast._forensics.kin import Kin
 from holdfast._system import processes
 from holdfast._system.processes import Activity
 from holdfast.engines.watch import Judgement, WatchSettings, judge
@@ -38,6 +38,11 @@ class Found:
 _NOTHING = Found()
 
 
+def prepare() -> None:
+    """Import what looks at a worker that hangs: at a quiet moment, neither before the first batch nor in need."""
+    importlib.import_module("holdfast._forensics.hanging")
+
+
 def look_after(
     watched: Watched,
     box: BlackBox,
@@ -56,6 +61,10 @@ def look_after(
         watched.suspected = None
     in_hand = box.in_hand()
     judgement = judge(settings, in_hand, box.count, slowest_s, None, None)
+    if judgement is Judgement.HEALTHY:
+        return _NOTHING
+    from holdfast._forensics import hanging  # see prepare()
+
     told = None
     if judgement is Judgement.SUSPECTED:
         now = processes.activity(pid)

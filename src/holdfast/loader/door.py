@@ -29,7 +29,7 @@ from holdfast.incident import Decision, Failure, Incident, IncidentKind, InHand,
 from holdfast.loader import tasks
 from holdfast.loader.history import History
 from holdfast.loader.raising import add_note, rebuilt
-from holdfast.records import Plan
+from holdfast.orders import Plan
 from holdfast.settings import FaultPolicy, decision_of
 
 _CANDIDATES = 32

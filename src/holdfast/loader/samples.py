@@ -20,7 +20,7 @@ from holdfast.incident import Decision, Failure, Stage
 from holdfast.loader import culprits, tasks
 from holdfast.loader.jobs import Again, LoaderJob, is_stateful
 from holdfast.loader.source import Source
-from holdfast.records import MOST_SUBSTITUTES
+from holdfast.orders import MOST_SUBSTITUTES
 
 log = logging.getLogger("holdfast")
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from holdfast._worker import failures
 from holdfast._worker.randomness import Randomness
 from holdfast.incident import Failure, Stage
-from holdfast.records import AnswerDoubt, SourceWord
+from holdfast.orders import AnswerDoubt, SourceWord
 
 IN_A_ROW = 4  # different samples that fail alike: the source is suspected before the batch is through
 RATE, WINDOW = 8, 16  # likewise, so many of the last so many samples

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.records import WHOLE, Plan
+from holdfast.orders import WHOLE, Plan
 
 _INTEGERS = b"i"
 _OBJECTS = b"o"

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from holdfast._forensics import autopsy, guard
 from holdfast._forensics.ledger import Ledger
 from holdfast.incident import Decision, Incident, IncidentKind, InHand
+from holdfast.orders import Plan
 from holdfast.pool.work import Chunk, Function, Item
-from holdfast.records import Plan
 
 _MOST_SHOWN = 80
 _MOST_VALUE = 40

@@ -32,7 +32,7 @@ from holdfast._capture.blackbox import BlackBox
 from holdfast._capture.last_words import LastWords, Listener
 from holdfast._capture.vitals import Vitals
 from holdfast._fleet import growth
-from holdfast._forensics.hanging import Kin
+from holdfast._forensics.kin import Kin
 from holdfast._forensics.surroundings import OomWatch
 from holdfast._system import nameless, processes, starting
 from holdfast._system.channel import Channel, Frame
@@ -40,6 +40,7 @@ from holdfast._transport import wire
 from holdfast._transport.wire import Kind
 from holdfast._worker import failures
 from holdfast.engines import payload as payloads
+from holdfast.engines import watching
 from holdfast.engines.local import solo
 from holdfast.engines.local.budget import Budget
 from holdfast.engines.payload import Payload
@@ -175,7 +176,10 @@ class Zygote:
         while True:
             interval = self._settings.interval_s * 1000 if self._children else 5000
             interval = 0 if self._in_a_hurry else interval
-            for fd, _ in self._poller.poll(interval):
+            ready = self._poller.poll(interval)
+            if not ready:
+                watching.prepare()
+            for fd, _ in ready:
                 if fd == self._trainer or (fd == self._wake[0] and self._was_told_to_leave()):
                     self._leave(grace_s=0.0)
                     return

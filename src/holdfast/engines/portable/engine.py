@@ -32,6 +32,7 @@ from holdfast._system.portable_channel import PortableChannel
 from holdfast._transport.cells import CellTable
 from holdfast._transport.wire import Kind
 from holdfast._worker import failures
+from holdfast.engines import watching
 from holdfast.engines.exchange import Exchange, News
 from holdfast.engines.payload import Payload
 from holdfast.engines.portable import worker as portable_worker
@@ -108,6 +109,7 @@ class PortableEngine(Exchange):
         """Start as many as there will be; raises what pickling the job raises."""
         for _ in range(len(self._workers) if workers is None else workers):
             self._reserve.append(self._spawn())
+        watching.prepare()
 
     def _spawn(self) -> Process:
         with contextlib.ExitStack() as on_error, contextlib.ExitStack() as always:
