@@ -8,6 +8,7 @@ Never   anything of the job's process.
 from __future__ import annotations
 
 import fcntl
+import http.client
 import json
 import os
 import pty
@@ -30,7 +31,7 @@ def main() -> None:
     assert dash.stdout is not None
     found = re.search(r"http://\S+", dash.stdout.readline())
     assert found is not None
-    scrape = f"{found[0]}metrics"
+    scraper = http.client.HTTPConnection(found[0].removeprefix("http://").rstrip("/"))  # kept open, as Prometheus does
     stream = urllib.request.urlopen(f"{found[0]}api/stream")
     terminal, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
@@ -46,8 +47,8 @@ def main() -> None:
             os.read(fd, 1 << 20)
             counts[sources[fd]] += 1
         if time.monotonic() >= due:
-            with urllib.request.urlopen(scrape) as answer:
-                counts["prometheus"] += b"holdfast_batches" in answer.read()
+            scraper.request("GET", "/metrics")
+            counts["prometheus"] += b"holdfast_batches" in scraper.getresponse().read()
             due += SCRAPE_S
         if not told and counts["top"] and counts["dash"]:
             told = True

@@ -7,9 +7,13 @@ Never   a made-up client.
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import pytest
 
 import holdfast
+from holdfast._metrics import families, viewing
 from metrics import jobs
 
 
@@ -51,6 +55,36 @@ def test_a_scrape_has_every_figure_with_its_labels():
     assert {s.labels["slot"] for s in families["holdfast_worker_incarnation"].samples} == {"0", "1"}
     with pytest.raises(TypeError, match='pid must be "own", None or the number'):
         holdfast.PrometheusCollector(pid="all")  # type: ignore[arg-type]
+
+
+def test_our_text_says_what_the_client_library_says(tmp_path):
+    """Sample for sample, of jobs whose names have everything in them that has to be escaped."""
+    client = pytest.importorskip("prometheus_client")
+    parser = pytest.importorskip("prometheus_client.parser")
+    loader = loader_that_ran()
+    (own,) = [job for job in viewing.jobs() if job.pid == os.getpid() and job.alive]
+    strange = viewing.Job(tmp_path, {"pid": 7, "name": 'a "b"\\c\nd {e=,}', "kind": "pool", "rank": 3})
+    looked = [(own, own.snapshot()), (strange, own.snapshot())]
+
+    class Given(holdfast.PrometheusCollector):
+        def look(self) -> families.Looked:
+            return looked
+
+    def samples(text: str) -> list[tuple[Any, ...]]:
+        parsed = parser.text_string_to_metric_families(text)
+        return sorted(
+            (f.type, f.documentation, s.name, *sorted(s.labels.items()), s.value) for f in parsed for s in f.samples
+        )
+
+    registry = client.CollectorRegistry()
+    registry.register(Given())
+    ours = samples(families.exposition(looked))
+
+    assert ours == samples(client.generate_latest(registry).decode())
+    assert {dict(sample[3:-1])["name"] for sample in ours} == {"Faulty", 'a "b"\\c\nd {e=,}'}
+    assert {sample[0] for sample in ours} == {"counter", "gauge", "histogram"}
+    assert families.exposition([]).count("# TYPE ") == 30
+    del loader
 
 
 def test_incidents_are_events_of_spans_and_batches_are_sampled():

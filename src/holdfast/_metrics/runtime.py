@@ -13,7 +13,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +69,9 @@ def make(key: str) -> Path:
     return made
 
 
-def found(home: Path | None = None) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Every job's folder that is ours, with who it is. Those of jobs that are long gone are removed on the way."""
-    home = folder() if home is None else home
+def found(home: Path, known: Mapping[str, dict[str, Any]]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Every job's folder that is ours, with who it is (by their paths, who is `known` from before). Those of jobs that
+    are long gone are removed on the way."""
     try:
         check(home)
         names = sorted(os.listdir(home))
@@ -79,14 +79,17 @@ def found(home: Path | None = None) -> Iterator[tuple[Path, dict[str, Any]]]:
         return
     for name in names:
         path = home / name
-        who = read_who(path)
-        if who is not None and not sweep_one(path, SWEEP_S):
+        who = read_who(path, known.get(str(path)))
+        if who is not None and (is_alive(who) or not sweep_one(path, SWEEP_S)):
             yield path, who
 
 
-def read_who(path: Path) -> dict[str, Any] | None:
+def read_who(path: Path, known: dict[str, Any] | None = None) -> dict[str, Any] | None:
+    """None: it is no job's, or not to be trusted. `known`: from before; that does not change."""
     try:
         check(path)
+        if known is not None:
+            return known
         told = json.loads((path / WHO).read_bytes())
         return told if isinstance(told, dict) and isinstance(told.get("pid"), int) else None
     except (OSError, ValueError):

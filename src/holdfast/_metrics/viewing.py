@@ -40,15 +40,14 @@ def jobs(*, folder: str | os.PathLike[str] | None = None) -> list[Job]:
     those that live, and those that ended not long ago. Jobs that are long gone are swept. `folder`: where to look,
     instead of the user's runtime folder.
     """
-    found = []
-    for path, who in runtime.found(None if folder is None else Path(folder)):
+    home, found = runtime.folder() if folder is None else Path(folder), []
+    for path, who in runtime.found(home, {key: job.who for key, job in _known.items()}):
         job = _known.get(str(path))
         if job is None:
             job = _known[str(path)] = Job(path, who)
         found.append(job)
     alive = {str(job.path) for job in found}
-    home = str(runtime.folder() if folder is None else Path(folder))
-    for key in [key for key in _known if os.path.dirname(key) == home and key not in alive]:
+    for key in [key for key in _known if os.path.dirname(key) == str(home) and key not in alive]:
         _known.pop(key).close()
     begun: dict[str, float] = {}
     for job in found:
@@ -73,7 +72,7 @@ class Job:
         self.name = str(who.get("name", ""))
         self.began = float(who.get("began", 0.0))
         self.limits: dict[str, Any] = who.get("limits") or {}
-        self._who = who
+        self.who = who
         self._reader = history.Reader(path)
         self._map: mmap.mmap | None = None
         self._boxes: dict[int, tuple[tuple[int, ...], BlackBox]] = {}  # slot → whose, and the box
@@ -84,7 +83,7 @@ class Job:
     @property
     def alive(self) -> bool:
         """Its process lives and it has not said that it is over."""
-        if not runtime.is_alive(self._who):
+        if not runtime.is_alive(self.who):
             return False
         return self._open() is None or self._word(layout.ENDED) == 0
 
@@ -109,7 +108,7 @@ class Job:
             words = array("q", board[: len(board) // 8 * 8])
             if before % 2 == 0 and self._word(layout.SEQUENCE) == before:
                 break
-            if time.monotonic() > give_up_at or not runtime.is_alive(self._who):
+            if time.monotonic() > give_up_at or not runtime.is_alive(self.who):
                 break  # killed or stopped in the middle of writing: what is there is as good as it gets
             time.sleep(0.0001)
         return words if layout.is_board(words) else None

@@ -8,7 +8,7 @@ Never   the clock, a file.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 _MOST_NAMED = 6
@@ -29,7 +29,7 @@ class Finding:
     at: str = ""  # the batch and epoch of `since`, where it is known
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**vars(self)}
 
 
 def remedies_of(ids: Sequence[str], known: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

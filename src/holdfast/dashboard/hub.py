@@ -178,9 +178,8 @@ class Hub:
             return [self._told(watched, None) for watched in self._watched.values()]
 
     def seen(self) -> list[tuple[viewing.Job, dict[str, Any]]]:
-        """The jobs that live, as they stood when they were last read."""
-        with self._lock:
-            found = [(watched.job, watched.snapshot) for watched in self._watched.values()]
+        """The jobs that live, as they stood when they were last read. Waits for nobody."""
+        found = [(watched.job, watched.snapshot) for watched in tuple(self._watched.values())]
         return [(job, snapshot) for job, snapshot in found if snapshot.get("alive")]
 
     def events(self, key: str, after: int) -> list[dict[str, Any]] | None:

@@ -38,8 +38,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from holdfast._forensics.journal_file import NewerJournalError
-from holdfast._metrics import viewing
-from holdfast._metrics.prometheus import PrometheusCollector
+from holdfast._metrics import families
 from holdfast.dashboard import past
 from holdfast.dashboard.guard import Guard, names_served
 from holdfast.dashboard.hub import Hub, Viewer
@@ -48,7 +47,7 @@ STATIC = Path(__file__).with_name("static")
 _SEND_S, _END_S = 5.0, 0.1  # a viewer that has not taken a message, or the end, by then hangs
 _QUIET_S = 5.0
 _LINGER_S = 30.0
-_LOOK_S = 1.0
+_LOOK_S, _REST_S = 1.0, 5.0  # between two looks whether the job lives; where there is none to look after
 
 
 class _Connection(H11Protocol):
@@ -143,7 +142,8 @@ def application(hub: Hub) -> Starlette:
         return await _of_journal(lambda: _incident(name, form))
 
     async def metrics(request: Request) -> Response:
-        return await run_in_threadpool(_metrics, hub)
+        told = families.exposition(hub.seen()).encode("utf-8", "replace")
+        return Response(told, headers={"content-type": families.CONTENT_TYPE})
 
     async def index(request: Request) -> Response:
         return FileResponse(STATIC / "index.html")
@@ -161,27 +161,6 @@ def application(hub: Hub) -> Starlette:
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
     )
-
-
-def _metrics(hub: Hub) -> Response:
-    try:
-        import prometheus_client
-    except ImportError:
-        return _error(501, "prometheus_client is not installed here: pip install 'holdfast[metrics]'")
-    registry = prometheus_client.CollectorRegistry()
-    registry.register(_Seen(hub))
-    return Response(prometheus_client.generate_latest(registry), media_type=prometheus_client.CONTENT_TYPE_LATEST)
-
-
-class _Seen(PrometheusCollector):
-    """What the hub has seen, which is a second old at most."""
-
-    def __init__(self, hub: Hub) -> None:
-        super().__init__()
-        self._hub = hub
-
-    def look(self) -> list[tuple[viewing.Job, dict[str, Any]]]:
-        return self._hub.seen()
 
 
 def _incident(name: str, form: str) -> Response:
@@ -256,7 +235,7 @@ def serve(
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's looks ten times a second whether it should end; ours is woken for that, and else looks every second."""
+    """Uvicorn's looks ten times a second whether it should end; ours is woken for that."""
 
     def __init__(self, config: uvicorn.Config, hub: Hub, lives: Callable[[], bool] | None) -> None:
         super().__init__(config)
@@ -269,7 +248,7 @@ class _Server(uvicorn.Server):
         over = None
         while not await self.on_tick(0):
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(woken.wait(), _LOOK_S)
+                await asyncio.wait_for(woken.wait(), _REST_S if self._lives is None else _LOOK_S)
             if self._lives is None or self._lives():
                 over = None
                 continue
