@@ -269,8 +269,12 @@ def test_events_are_bounded_and_readers_find_their_place(tmp_path):
                     break
     with open(tmp_path / viewing.runtime.EVENTS, "ab") as file:
         file.write(b'{"n": 999, "kind": "ti')  # a writer that was killed in the middle
-    late, last = history.Reader(tmp_path).events(0, 1000)
+    late_reader = history.Reader(tmp_path)
+    has_news = [late_reader.has_news(), reader.has_news()]
+    late, last = late_reader.events(0, 1000)
 
+    assert has_news == [True, True]
+    assert not late_reader.has_news()  # though half a line is there
     assert followed == list(range(1, max(followed) + 1))
     assert last == 300
     assert [event["n"] for event in late] == list(range(late[0]["n"], 301))

@@ -10,11 +10,12 @@ a short one's.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from holdfast._metrics import runtime
 
@@ -59,50 +60,44 @@ class Reader:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._place = (0, 0, 0)  # the file's inode, how far, and the number of the last event before that
+        self._read = (-1, -1)  # which file was last read, and of what size
 
     def events(self, after: int, limit: int) -> tuple[list[dict[str, Any]], int]:
         inode, at, last = self._place
         found: list[dict[str, Any]] = []
-        if last != after or not self._is_current(inode):
-            self._take(self._folder / runtime.EARLIER, 0, after, limit, found)
-            at = 0
-        if len(found) < limit:
-            inode, at = self._take(self._folder / runtime.EVENTS, at, after, limit, found)
+        with contextlib.suppress(OSError), open(self._folder / runtime.EVENTS, "rb") as file:
+            current = os.fstat(file.fileno())
+            self._read = current.st_ino, current.st_size
+            if last != after or current.st_ino != inode:
+                at = 0
+                with contextlib.suppress(OSError), open(self._folder / runtime.EARLIER, "rb") as earlier:
+                    _take(earlier, 0, after, limit, found)
+            if len(found) < limit:
+                inode, at = current.st_ino, _take(file, at, after, limit, found)
         reached = found[-1]["n"] if found else after
         self._place = (inode, at, reached)
         return found, reached
 
     def has_news(self) -> bool:
-        """Whether there is more than was read: a look at the file's size."""
-        inode, at, _ = self._place
+        """Whether the file has changed since it was read, if only by half a line that will never be whole."""
         try:
-            found = os.stat(self._folder / runtime.EVENTS)
-        except OSError:
-            return inode != 0
-        return (found.st_ino, found.st_size) != (inode, at)
-
-    def _is_current(self, inode: int) -> bool:
-        try:
-            return os.stat(self._folder / runtime.EVENTS).st_ino == inode
+            current = os.stat(self._folder / runtime.EVENTS)
         except OSError:
             return False
+        return (current.st_ino, current.st_size) != self._read
 
-    def _take(self, path: Path, at: int, after: int, limit: int, found: list[dict[str, Any]]) -> tuple[int, int]:
-        """Whole lines from there on; a half one, of a writer that is at it or was killed, is left."""
+
+def _take(file: BinaryIO, at: int, after: int, limit: int, found: list[dict[str, Any]]) -> int:
+    """Whole lines from there on; a half one, of a writer that is at it or was killed, is left."""
+    file.seek(at)
+    for line in file:
+        if len(found) >= limit or not line.endswith(b"\n"):
+            break
+        at += len(line)
         try:
-            with open(path, "rb") as file:
-                inode = os.fstat(file.fileno()).st_ino
-                file.seek(at)
-                for line in file:
-                    if len(found) >= limit or not line.endswith(b"\n"):
-                        break
-                    at += len(line)
-                    try:
-                        event = json.loads(line)
-                        if event["n"] > after:
-                            found.append(event)
-                    except (ValueError, KeyError, TypeError):
-                        continue  # the line that a full disk cut short, and what was written behind it
-                return inode, at
-        except OSError:
-            return 0, at
+            event = json.loads(line)
+            if event["n"] > after:
+                found.append(event)
+        except (ValueError, KeyError, TypeError):
+            continue  # the line that a full disk cut short, and what was written behind it
+    return at

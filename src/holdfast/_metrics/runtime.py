@@ -77,10 +77,16 @@ def found(home: Path, known: Mapping[str, dict[str, Any]]) -> Iterator[tuple[Pat
         names = sorted(os.listdir(home))
     except OSError:
         return
+    living: dict[Any, bool] = {}  # one process may have had many jobs
     for name in names:
         path = home / name
         who = read_who(path, known.get(str(path)))
-        if who is not None and (is_alive(who) or not sweep_one(path, SWEEP_S)):
+        if who is None:
+            continue
+        process = who["pid"], who.get("start")
+        if process not in living:
+            living[process] = is_alive(who)
+        if living[process] or not sweep_one(path, SWEEP_S):
             yield path, who
 
 

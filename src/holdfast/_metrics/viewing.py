@@ -83,9 +83,9 @@ class Job:
     @property
     def alive(self) -> bool:
         """Its process lives and it has not said that it is over."""
-        if not runtime.is_alive(self.who):
+        if self._open() is not None and self._word(layout.ENDED):
             return False
-        return self._open() is None or self._word(layout.ENDED) == 0
+        return runtime.is_alive(self.who)
 
     def close(self) -> None:
         for slot in list(self._boxes):
