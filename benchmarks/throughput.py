@@ -24,7 +24,6 @@ ROUNDS = 7
 PEER_ROUNDS = 3
 QUICK_ROUNDS = 2
 QUICK_SHARE = 0.2
-FIRST_BATCH_ROUNDS = 3
 
 
 def main(arguments: list[str]) -> None:
@@ -56,8 +55,7 @@ def main(arguments: list[str]) -> None:
             }
             if workload.first_batch:
                 able.pop("bare", None)
-            turns = min(rounds, FIRST_BATCH_ROUNDS) if workload.first_batch else rounds
-            row = measure(workload, able, turns, QUICK_SHARE if options.quick else 1.0)
+            row = measure(workload, able, rounds, QUICK_SHARE if options.quick else 1.0)
             rows.append(row)
             print(table(row), flush=True)
     if options.words or options.quick:
