@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, SubsetRandomSampler
 
 import holdfast
 from holdfast._system.cpus import usable_cpus
@@ -366,14 +366,19 @@ def linger(dataset: Any, index: int) -> Any:
 
 
 class Stream(IterableDataset[Any]):
-    def __init__(self, kills: bool = False) -> None:
+    def __init__(self, kills: bool = False, length: int = 100) -> None:
         self.kills = kills
+        self.length = length
 
     def __iter__(self) -> Iterator[Any]:
-        for number in range(100):
+        for number in range(self.length):
             if self.kills and number == 3:
                 os.kill(os.getpid(), 9)
             yield torch.full((4,), float(number)) * torch.rand(1)
+
+
+class NoneAtAll(SubsetRandomSampler):
+    """Not one of torch's own, which the doctor knows."""
 
 
 class Unstartable(Plain):
@@ -415,6 +420,18 @@ def dying_in_company() -> Situation:
 
 def unstartable() -> Situation:
     return ours(Unstartable(), multiprocessing_context="spawn"), {"samples": 2}
+
+
+def empty() -> Situation:
+    return ours([]), {"samples": 4}
+
+
+def empty_stream() -> Situation:
+    return stock(Stream(length=0), num_workers=1), {"samples": 4}
+
+
+def drawing_none() -> Situation:
+    return ours(Plain(), sampler=NoneAtAll(())), {"samples": 4}
 
 
 def straggling() -> Situation:

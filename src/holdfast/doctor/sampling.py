@@ -63,6 +63,7 @@ class Sampled:
     in_threads: str = ""  # what was wrong when several threads fetched
     died_in_threads: bool = False
     not_started: str = ""  # why no worker did anything
+    nothing: str = ""  # why there is no sample to fetch
     own_bytes: int = 0  # memory of a worker, the most
     batch_bytes: int | None = None  # of a whole batch, by what collating a few gave
     batch_leaves: int = 0
@@ -190,6 +191,8 @@ def _look(fetcher: _Fetcher, plan: Plan, count: int, seen: Sampled, progress: Pr
             seen.looks = fetcher(fetching.look_at_stream, count)
         except _Died as died:
             (seen.hung if died.hung else seen.killed).append(("of the stream", str(died)))
+        else:
+            seen.nothing = "" if seen.looks else f"the stream of {plan.name} ends before its first sample"
         seen.own_bytes = max((look.own_bytes for look in seen.looks), default=0)
         return
     try:
@@ -202,6 +205,9 @@ def _look(fetcher: _Fetcher, plan: Plan, count: int, seen: Sampled, progress: Pr
     except Exception as error:  # no __len__, or a sampler that raises
         seen.unseen.append(f"samples: how many there are is not known ({fetching.told(error)})")
         chosen = [0]
+    if not chosen:
+        known = "has no sample (its len() is 0)" if seen.total == 0 else "has samples, but its sampler draws none"
+        seen.nothing = f"{plan.name} {known}"
     for at, index in enumerate(chosen):
         progress("samples", at / max(1, len(chosen)) / 2)
         try:
@@ -274,6 +280,14 @@ def findings(plan: Plan, seen: Sampled, generators: Sequence[tuple[str, str]]) -
             f"no worker can be started with this dataset: {seen.not_started}",
             (),
             (f"python -c 'import pickle; pickle.dumps({plan.name})'", 'multiprocessing_context="fork"'),
+        )
+    if seen.nothing:
+        yield Finding(
+            "no-samples",
+            Rank.CHANGES_DATA,
+            f"{seen.nothing}: an epoch is over at once, or raises",
+            ("the usual reason is a folder or a pattern that matches no file here",),
+            ('raise ValueError(f"no files in {folder}") where the dataset looks for them',),
         )
     yield from _of_deaths(plan, seen)
     yield from _of_errors(plan, seen)
