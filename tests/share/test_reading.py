@@ -206,6 +206,7 @@ def test_a_representation_is_short():
     assert shown == "SharedList(['aaaaaaaaaa', 'aaaaaaaaaa', 'aaaaaaaaaa', …], len=100000, 1.34 MiB)"
     assert repr(share({"k": 1})).startswith("SharedDict({'k': 1}, len=1, ")
     assert repr(share({5})).startswith("SharedSet({5}, len=1, ")
+    assert repr(share([b"x" * 900])).endswith(", len=1, 1012 B)")
     assert repr(share(b"x" * 50)).startswith(f"SharedBytes({b'x' * 20!r}…, len=50, ")
 
 

@@ -15,7 +15,8 @@ from holdfast._share.columns import Layout
 from holdfast._share.hashing import TableLayout
 from holdfast._share.readonly import Shared, refusing
 from holdfast._share.segments import Memory
-from holdfast._share.sequences import SharedTuple, size_words
+from holdfast._share.sequences import SharedTuple
+from holdfast.quantities import in_words
 
 K = TypeVar("K")
 V_co = TypeVar("V_co", covariant=True)
@@ -172,4 +173,4 @@ class SharedSet(_Keyed, Set[T_co]):
 
 def _shown(shared: _Keyed, pieces: list[str]) -> str:
     more = ", …" if len(shared) > _SHOWN else ""
-    return f"{type(shared).__name__}({{{', '.join(pieces)}{more}}}, len={len(shared)}, {size_words(shared.nbytes)})"
+    return f"{type(shared).__name__}({{{', '.join(pieces)}{more}}}, len={len(shared)}, {in_words(shared.nbytes)})"

@@ -18,6 +18,7 @@ from holdfast._share import columns, segments
 from holdfast._share.columns import Layout
 from holdfast._share.readonly import Shared, refusing
 from holdfast._share.segments import Memory
+from holdfast.quantities import in_words
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -108,7 +109,7 @@ class _SharedSequence(Shared, Sequence[T_co]):
     def __repr__(self) -> str:
         shown = ", ".join([repr(self[index]) for index in range(min(_SHOWN, len(self)))])
         more = ", …" if len(self) > _SHOWN else ""
-        return f"{type(self).__name__}([{shown}{more}], len={len(self)}, {size_words(self._size)})"
+        return f"{type(self).__name__}([{shown}{more}], len={len(self)}, {in_words(self._size)})"
 
 
 @refusing(*("append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse"))
@@ -137,12 +138,3 @@ class SharedTuple(_SharedSequence[T_co]):
 
     def __hash__(self) -> int:
         return hash(tuple(self))
-
-
-def size_words(size_bytes: float) -> str:
-    """A size as people read it: 12.3 MiB."""
-    for unit in ("B", "KiB", "MiB"):
-        if size_bytes < 1024:
-            return f"{size_bytes:.3g} {unit}"
-        size_bytes /= 1024
-    return f"{size_bytes:.3g} GiB"

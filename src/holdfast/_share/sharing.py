@@ -16,8 +16,9 @@ from holdfast._share import buffers, columns, hashing, survey, texts
 from holdfast._share.mappings import SharedDict, SharedSet
 from holdfast._share.readonly import Shared
 from holdfast._share.segments import Builder, Memory
-from holdfast._share.sequences import SharedList, SharedTuple, size_words
+from holdfast._share.sequences import SharedList, SharedTuple
 from holdfast._share.texts import SharedBytes, SharedStr
+from holdfast.quantities import in_words
 
 T = TypeVar("T")
 
@@ -73,7 +74,7 @@ def dataset_for_workers(dataset: T, before: dict[int, tuple[Any, Any]]) -> T:
     """The same for a loader, which says in the log what was moved."""
     shared, moved = share_dataset(dataset, before=before)
     if moved:
-        parts = ", ".join(f"{part.path} ({part.kind}, {size_words(part.nbytes)})" for part in moved)
+        parts = ", ".join(f"{part.path} ({part.kind}, {in_words(part.nbytes)})" for part in moved)
         log.info("in shared memory for all workers: %s", parts)
     elif not before:
         log.info("nothing in the dataset is both large and of a kind that can be shared")

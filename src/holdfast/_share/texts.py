@@ -15,7 +15,7 @@ from typing import Any
 from holdfast._share import segments
 from holdfast._share.readonly import Shared, refusing
 from holdfast._share.segments import Builder, Memory
-from holdfast._share.sequences import size_words
+from holdfast.quantities import in_words
 
 _BLOCK = 1 << 16
 _SHOWN = 20
@@ -81,7 +81,7 @@ class _Run(Shared):
 
     def __repr__(self) -> str:
         more = "…" if self._length > _SHOWN else ""
-        return f"{type(self).__name__}({self[:_SHOWN]!r}{more}, len={self._length}, {size_words(self._size)})"
+        return f"{type(self).__name__}({self[:_SHOWN]!r}{more}, len={self._length}, {in_words(self._size)})"
 
 
 @refusing("__setitem__", "__delitem__")
