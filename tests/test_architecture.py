@@ -19,8 +19,8 @@ import pytest
 HOUSE = Path(__file__).parents[1] / "src" / "holdfast"
 ROWS = (
     {
-        *("records", "incident", "evidence", "verdicts", "crashes", "plain", "tables", "quantities", "limits"),
-        *("errors", "settings", "statistics", "trends", "places"),
+        *("records", "orders", "incident", "evidence", "verdicts", "crashes", "plain", "tables", "quantities"),
+        *("limits", "errors", "settings", "statistics", "trends", "places"),
     },
     {"_system", "_capture"},
     {"_fleet", "_transport", "_worker", "_forensics", "_metrics", "_share"},

@@ -284,7 +284,7 @@ def test_events_are_bounded_and_readers_find_their_place(tmp_path):
 
 
 def test_a_board_that_is_being_written_is_never_half_seen(tmp_path):
-    """Writer and reader run as fast as they can: all counts of a picture are of one moment."""
+    """Writer and reader run at once, hardly ever resting: all counts of a picture are of one moment."""
     code = (
         "import sys\n"
         "from holdfast._metrics import layout, publishing\n"
@@ -295,13 +295,21 @@ def test_a_board_that_is_being_written_is_never_half_seen(tmp_path):
         "    layout.write_counts(words, [number] * len(layout.COUNTS))\n"
         "    layout.write_row(words, 1, [number] * len(layout.ROW))\n"
         "    words[layout.SEQUENCE] += 1\n"
+        "    sum(range(3000))\n"  # long enough for a copy: a reader on the other processor would else find no gap
     )
     writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         assert writer.stdout is not None
         writer.stdout.readline()
         (job,) = viewing.jobs()
-        pictures = [layout.read(words) for _ in range(300) if (words := job._words()) is not None]
+        pictures: list[layout.Picture] = []
+
+        def has_moved_on() -> bool:
+            """The writer, which may have no processor for a while."""
+            pictures.extend(layout.read(words) for _ in range(300) if (words := job._words()) is not None)
+            return len({picture.head["epoch"] for picture in pictures}) > 1
+
+        assert wait_until(has_moved_on, jobs.DEADLINE_S)
     finally:
         writer.kill()
         writer.communicate()
@@ -310,6 +318,5 @@ def test_a_board_that_is_being_written_is_never_half_seen(tmp_path):
         len({*(picture.head[name] for name in layout.COUNTS), *picture.rows[1].values.values()}) == 1
         for picture in pictures
     ]
-    assert len(pictures) == 300
-    assert sum(whole) > 270  # on a busy machine some may have given up on a writer without a processor
-    assert len({picture.head["epoch"] for picture in pictures}) > 1
+    assert len(pictures) % 300 == 0
+    assert sum(whole) > 0.9 * len(whole)  # on a busy machine some may have given up on a writer without a processor
