@@ -305,9 +305,14 @@ def test_a_board_that_is_being_written_is_never_half_seen(tmp_path):
         pictures: list[layout.Picture] = []
 
         def has_moved_on() -> bool:
-            """The writer, which may have no processor for a while."""
-            pictures.extend(layout.read(words) for _ in range(300) if (words := job._words()) is not None)
-            return len({picture.head["epoch"] for picture in pictures}) > 1
+            """The writer, by far; it may have no processor for a while, and a look that gave up does not count."""
+            for _ in range(300):
+                begun = time.monotonic()
+                words = job._words()
+                assert words is not None
+                if time.monotonic() - begun < viewing._PATIENCE_S:
+                    pictures.append(layout.read(words))
+            return len({picture.head["epoch"] for picture in pictures}) > 100
 
         assert wait_until(has_moved_on, jobs.DEADLINE_S)
     finally:
@@ -318,5 +323,4 @@ def test_a_board_that_is_being_written_is_never_half_seen(tmp_path):
         len({*(picture.head[name] for name in layout.COUNTS), *picture.rows[1].values.values()}) == 1
         for picture in pictures
     ]
-    assert len(pictures) % 300 == 0
-    assert sum(whole) > 0.9 * len(whole)  # on a busy machine some may have given up on a writer without a processor
+    assert all(whole), f"{whole.count(False)} of {len(whole)} are of two moments"
