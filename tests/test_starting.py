@@ -1,4 +1,5 @@
-"""A new interpreter imports without looking for garbage all the while, and looks for it as ever afterwards."""
+"""A new interpreter is ready soon: it imports without looking for garbage all the while, and looks for it as ever
+afterwards; and it imports no more of holdfast than a worker needs."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_our_text_says_what_the_client_library_says(tmp_path):
     looked = [(own, own.snapshot()), (strange, own.snapshot())]
 
     class Given(holdfast.PrometheusCollector):
-        def look(self) -> families.Looked:
+        def _look(self) -> families.Looked:
             return looked
 
     def samples(text: str) -> list[tuple[Any, ...]]:

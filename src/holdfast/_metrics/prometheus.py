@@ -33,7 +33,7 @@ class PrometheusCollector:
         """Nothing, so that a registry does not collect when this is registered."""
         return ()
 
-    def look(self) -> families.Looked:
+    def _look(self) -> families.Looked:
         """The jobs that live, and how they stand."""
         pid = os.getpid() if self._pid == "own" else self._pid
         found = [job for job in viewing.jobs() if job.alive and pid in (None, job.pid)]
@@ -46,7 +46,7 @@ class PrometheusCollector:
             "gauge": core.GaugeMetricFamily,
             "histogram": core.HistogramMetricFamily,
         }
-        for family in families.families(self.look()):
+        for family in families.families(self._look()):
             made = kinds[family.kind](family.name, family.text, labels=family.labels)
             for labels, value in family.values:
                 made.add_metric(labels, *(value if isinstance(value, families.Buckets) else (value,)))

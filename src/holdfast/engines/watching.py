@@ -7,6 +7,7 @@ Never   decides (`watch` does), never kills (the caller does).
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from dataclasses import dataclass
 
@@ -40,7 +41,8 @@ _NOTHING = Found()
 
 def prepare() -> None:
     """Import what looks at a worker that hangs: at a quiet moment, neither before the first batch nor in need."""
-    importlib.import_module("holdfast._forensics.hanging")
+    with contextlib.suppress(OSError):  # no descriptor just now: at the next quiet moment, then
+        importlib.import_module("holdfast._forensics.hanging")
 
 
 def look_after(

@@ -34,6 +34,7 @@ from holdfast._transport import wire
 from holdfast._transport.cells import CellTable
 from holdfast._transport.wire import Kind
 from holdfast._worker import failures, loop
+from holdfast.engines import watching
 from holdfast.engines.exchange import Exchange, News
 from holdfast.engines.local import zygote
 from holdfast.engines.payload import Payload
@@ -98,6 +99,8 @@ class LocalEngine(Exchange):
 
     def launch(self, workers: int | None = None) -> None:
         """Start the zygote; raises what pickling the job raises."""
+        if not self.imports_main:
+            watching.prepare()  # a fork has it then, and imports nothing that a thread of ours is about to import
         ours, theirs = channels.pair()
         control = Channel(ours, blocking=False, owned=True)
         handle = os.pidfd_open(os.getpid())
