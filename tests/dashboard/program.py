@@ -20,13 +20,13 @@ RAISES, DIES = 9, 13
 
 
 class Faulty(torch.utils.data.Dataset[int]):
-    """Sample 9 raises, 13 ends its worker; both only after the first batch was delivered."""
+    """Sample 9 raises, 13 ends its worker; both only after the first batch was delivered. It outlasts any deadline."""
 
     def __init__(self, message: str) -> None:
         self.message = message
 
     def __len__(self) -> int:
-        return 400
+        return 1_000_000
 
     def __getitem__(self, index: int) -> int:
         if index == RAISES:

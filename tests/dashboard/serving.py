@@ -87,7 +87,7 @@ def served(*options: str) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def running(what: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """A job of `program.py`; each line on its standard input has it go on."""
+    """A job of `program.py`; `deliver` has it go on."""
     with subprocess.Popen(
         [sys.executable, str(PROGRAM), what],
         stdin=subprocess.PIPE,
@@ -109,7 +109,13 @@ def running(what: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
                 process.kill()
 
 
-def go_on(process: subprocess.Popen[str], word: str = "") -> None:
-    assert process.stdin is not None
-    process.stdin.write(f"{word}\n")
-    process.stdin.flush()
+def deliver(job: subprocess.Popen[str], count: int) -> list[str]:
+    """What a job says after each of so many batches."""
+    assert job.stdin is not None
+    assert job.stdout is not None
+    said = []
+    for _ in range(count):
+        job.stdin.write("\n")
+        job.stdin.flush()
+        said.append(job.stdout.readline())
+    return said

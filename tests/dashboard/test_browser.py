@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from dashboard.program import HOSTILE
-from dashboard.serving import DEADLINE_S, Server, go_on, running, served
+from dashboard.serving import DEADLINE_S, Server, deliver, running, served
 from transport.watching import wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.leaks_allowed]  # playwright keeps its driver's pipes until the end
@@ -97,8 +97,7 @@ def test_a_death_is_on_the_page_when_it_has_happened(browser: Any, server: Serve
         page = seen.page
         page.wait_for_selector("article.job .findings > li")
         before = page.locator(".findings .title").all_inner_texts()
-        for _ in range(12):
-            go_on(job)
+        deliver(job, 12)
         page.wait_for_selector("text=Sample 13 kills its worker")
         shown_at = time.time()
         events = server.ask(f"/api/jobs/{server.jobs()[0]['key']}/events").json["events"]
@@ -106,7 +105,7 @@ def test_a_death_is_on_the_page_when_it_has_happened(browser: Any, server: Serve
         print(f"shown {late_s:.2f} s after the last death")
 
         def next_tick() -> bool:
-            go_on(job)
+            deliver(job, 1)
             return points(page) >= 3
 
         assert wait_until(next_tick, DEADLINE_S)
@@ -164,8 +163,7 @@ def test_ranks_and_jobs_are_shown_side_by_side(browser: Any, server: Server):
         seen = visit(browser, server.url, viewport={"width": 1900, "height": 900})
         page = seen.page
         page.wait_for_selector("article.job >> nth=2")
-        for _ in range(12):
-            go_on(second)
+        deliver(second, 12)
         page.wait_for_selector("text=Sample 13 kills its worker")
         titles = page.locator("article h2").all_inner_texts()
         chips = page.locator("#chooser label").all_inner_texts()
@@ -195,8 +193,7 @@ def test_a_loader_without_workers_is_shown_as_the_trainer(browser: Any, server: 
     with running("here") as job:
         seen = visit(browser, server.url)
         page = seen.page
-        for _ in range(5):
-            go_on(job)
+        deliver(job, 5)
         page.wait_for_selector("text=Sample 9 raises an exception")
         told = page.locator("li[data-kind=poison]").inner_text()
         headings = page.locator("article h3:visible").all_inner_texts()
@@ -217,8 +214,7 @@ def test_hostile_strings_do_nothing(browser: Any, server: Server):
     with running("hostile") as job:
         seen = visit(browser, server.url)
         page = seen.page
-        for _ in range(12):
-            go_on(job)
+        deliver(job, 12)
         page.wait_for_selector("text=kills its worker")
         page.wait_for_selector(".quarantine tbody tr:nth-child(2)")
         page.locator(".quarantine tbody button").last.click()

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from dashboard.serving import DEADLINE_S, Server, go_on, running, served
+from dashboard.serving import DEADLINE_S, Server, deliver, running, served
 from holdfast._metrics import history, runtime
 from metrics.terminals import Terminal
 from transport.watching import wait_until
@@ -27,16 +27,6 @@ from transport.watching import wait_until
 
 def titles(server: Server) -> str:
     return str([finding["title"] for job in server.jobs() for finding in job["findings"]])
-
-
-def deliver(job: subprocess.Popen[str], count: int) -> list[str]:
-    """What the job says after each of so many batches."""
-    assert job.stdout is not None
-    said = []
-    for _ in range(count):
-        go_on(job)
-        said.append(job.stdout.readline())
-    return said
 
 
 def test_viewers_that_are_stopped_or_killed_do_not_touch_the_job():

@@ -16,7 +16,7 @@ import pytest
 
 import holdfast
 from dashboard import serving
-from dashboard.serving import DEADLINE_S, Server, go_on, running, served
+from dashboard.serving import DEADLINE_S, Server, deliver, running, served
 from transport.watching import wait_until
 
 
@@ -82,8 +82,7 @@ def test_prometheus_can_scrape_it(server: Server):
 
     before = scraped()
     with running("plain") as job:
-        for _ in range(12):
-            go_on(job)
+        deliver(job, 12)
 
         def is_told() -> bool:
             found = scraped()
@@ -141,8 +140,7 @@ def test_the_command_says_what_to_do_when_it_will_not_serve(options, says):
 def test_everything_about_a_death_can_be_asked_for(server: Server):
     """Jobs, findings, events, incidents as JSON and HTML, past runs; and a worker can be asked."""
     with running("plain") as job:
-        for _ in range(12):
-            go_on(job)
+        deliver(job, 12)
         assert wait_until(lambda: bool(server.jobs()), DEADLINE_S)
         key = server.jobs()[0]["key"]
 
@@ -200,8 +198,7 @@ def test_ranks_and_jobs_stand_side_by_side(server: Server):
         running("plain") as other,
         running("plain", RANK="0", WORLD_SIZE="2") as first,
     ):
-        for _ in range(12):
-            go_on(second)
+        deliver(second, 12)
 
         def told() -> dict[int, dict]:
             return {job["pid"]: job for job in server.jobs()}
@@ -242,8 +239,7 @@ def test_others_are_told_when_one_viewer_hangs(server: Server):
             lively.sendall(request)
             read = lively.makefile("rb")
             first = _data(read, b"state")
-            for _ in range(12):
-                go_on(job)
+            deliver(job, 12)
             kinds: set[str] = set()
             while "quarantine" not in kinds:
                 kinds |= {event["kind"] for each in _data(read, b"news")["jobs"] for event in each["events"]}
