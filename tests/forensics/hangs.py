@@ -27,9 +27,13 @@ from torch.utils.data import Dataset
 
 SOURCE = """
 #include <pthread.h>
+#include <semaphore.h>
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 void spin(void) { for (volatile int i = 0;; i++) {} }
 void lock(void) { pthread_mutex_lock(&mutex); }
+static sem_t never;
+static void litter(void *address) { void *volatile room[2048]; for (int i = 0; i < 2048; i++) room[i] = address; }
+void wait_over_litter(void *address) { litter(address); sem_wait(&never); }
 """
 DEBUGGER = """
 #include <sys/ptrace.h>

@@ -2,7 +2,8 @@
 
 Reads   /proc/PID; the worker's stack file; registers through ptrace; py-spy or pystack where they are installed.
 Writes  nothing; the worker writes its stacks when it is asked.
-Never   for long: half a second, and two more where a tool for native stacks helps. Its caller watches others, too.
+Never   for long: half a second, and two more where it gets no processor, or a tool for native stacks helps. Its caller
+        watches others, too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 from holdfast._capture import stacks
 from holdfast._forensics import locks
 from holdfast._forensics.kin import Kin
-from holdfast._system import threads
+from holdfast._system import threads, unwinding
 from holdfast._system.threads import Maps, Thread
 from holdfast.evidence import Seen, ThreadSeen
 
@@ -48,14 +49,15 @@ def see(pid: int, stack_fd: int, *, ending: bool, kin: Kin | None = None) -> See
     watched_s = time.monotonic() - begun
     if not after:
         return Seen(stack_answered=bool(dump))
-    seen = tuple(_thread(pid, thread, before.get(thread.number), watched_s) for thread in after)
     for _ in range(_MORE_LOOKS):
-        if seen[0].busy or seen[0].state != "R":
+        if after[0].state != "R" or _grew(after[0], before.get(after[0].number), time.monotonic() - begun):
             break
-        # Just awake, for a moment: who waits for the GIL looks about every few milliseconds.
+        # Just awake, for a moment: who waits for the GIL looks about every few milliseconds. Or it still writes the
+        # stacks that it was asked for, and waits for a processor.
         time.sleep(_SAMPLE_PAUSE_S)
         after = threads.threads_of(pid) or after
-        seen = tuple(_thread(pid, thread, before.get(thread.number), time.monotonic() - begun) for thread in after)
+    elapsed_s = time.monotonic() - begun
+    seen = tuple(_thread(pid, thread, before.get(thread.number), elapsed_s) for thread in after)
     main = seen[0]
     moved: bool | None = None
     places: tuple[str, ...] = ()
@@ -85,9 +87,8 @@ def see(pid: int, stack_fd: int, *, ending: bool, kin: Kin | None = None) -> See
 
 
 def _thread(pid: int, now: Thread, before: Thread | None, watched_s: float) -> ThreadSeen:
-    grew = before is not None and now.cpu_ns - before.cpu_ns >= _BUSY_SHARE * watched_s * 1e9
     runs = before is not None and before.state == now.state == "R"  # or would, if a processor were free
-    busy = grew or runs
+    busy = runs or _grew(now, before, watched_s)
     return ThreadSeen(
         number=now.number,
         name=now.name,
@@ -102,14 +103,18 @@ def _thread(pid: int, now: Thread, before: Thread | None, watched_s: float) -> T
     )
 
 
+def _grew(now: Thread, before: Thread | None, watched_s: float) -> bool:
+    return before is not None and now.cpu_ns - before.cpu_ns >= _BUSY_SHARE * watched_s * 1e9
+
+
 def _follow(pid: int, stack_fd: int, dump: str) -> tuple[bool | None, tuple[str, ...]]:
     """Whether a busy worker gets on in Python, and in which code its main thread is found."""
     maps = Maps(pid)
     places: list[str] = []
-    for address, stack_pointer in threads.sample_registers(pid, _SAMPLES, _SAMPLE_PAUSE_S):
+    for address, registers in threads.sample_registers(pid, _SAMPLES, _SAMPLE_PAUSE_S):
         place = maps.place(address)
         if place.startswith(_PLAIN_LIBRARIES):  # memcpy and its like: whoever called it is of interest
-            place = next(iter(_foreign(threads.code_on_stack(pid, stack_pointer, maps))), place)
+            place = next(iter(unwinding.places(pid, address, registers, maps, _PLAIN_LIBRARIES)), place)
         if place:
             places.append(place)
     frames = stacks.current_thread(dump)
@@ -144,12 +149,9 @@ def _callers(pid: int, main: Thread) -> tuple[str, ...]:
     """Native libraries on the stack of a thread that waits, up to Python's own code: nothing where that waits."""
     if not main.stack_pointer:
         return ()
-    callers = _foreign(threads.code_on_stack(pid, main.stack_pointer, Maps(pid)))
+    registers = unwinding.at_stack(main.stack_pointer)
+    callers = unwinding.places(pid, main.instruction_pointer, registers, Maps(pid), _PLAIN_LIBRARIES)
     return tuple(itertools.takewhile(lambda place: not _is_python((place,)), callers))[:_MOST_PLACES]
-
-
-def _foreign(places: list[str]) -> list[str]:
-    return [place for place in places if not place.startswith(_PLAIN_LIBRARIES)]
 
 
 def _is_python(places: tuple[str, ...]) -> bool:

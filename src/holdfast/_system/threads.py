@@ -17,12 +17,15 @@ from holdfast._system import calls, descriptors
 
 _MOST_THREADS = 32
 _MOST_POLLED = 8
-_STACK_BYTES = 4096
 _PTRACE_CONT, _PTRACE_DETACH = 7, 17
 _PTRACE_GETREGSET, _PTRACE_SEIZE, _PTRACE_INTERRUPT = 0x4204, 0x4206, 0x4207
 _NT_PRSTATUS = 1
-_IP_AND_SP = {"x86_64": (16, 19), "aarch64": (32, 31)}.get(os.uname().machine if hasattr(os, "uname") else "")
-_STOP_PATIENCE_S = 0.4  # for all samples together
+# Where the kernel has the instruction pointer, and each register that the tables for unwinding name by a number.
+_REGISTERS: dict[str, tuple[int, dict[int, int]]] = {
+    "x86_64": (16, {7: 19, 6: 4, 3: 5, 12: 3, 13: 2, 14: 1, 15: 0}),
+    "aarch64": (32, {number: number for number in range(19, 32)}),
+}
+_STOP_PATIENCE_S = 2.0  # for all samples together, where it gets no processor
 _PRIVATE_FUTEX = 128  # not set where other processes may wake
 
 
@@ -37,6 +40,7 @@ class Thread:
     system_call: str
     arguments: tuple[int, ...]
     stack_pointer: int
+    instruction_pointer: int
     waits_in: str
 
 
@@ -58,19 +62,19 @@ def _thread(pid: int, number: int) -> Thread | None:
         return None
     waits_in = _read(f"{folder}/wchan").strip()
     waits_in = "" if waits_in == "0" else waits_in
-    name, arguments, stack_pointer = _system_call(_read(f"{folder}/syscall").split(), waits_in)
+    name, arguments, stack, instruction = _system_call(_read(f"{folder}/syscall").split(), waits_in)
     spent = _read(f"{folder}/schedstat").split()
     ticks = int(fields[11]) + int(fields[12])
     cpu_ns = int(spent[0]) if spent else ticks * (1_000_000_000 // os.sysconf("SC_CLK_TCK"))
-    return Thread(number, head.partition("(")[2], fields[0], cpu_ns, name, arguments, stack_pointer, waits_in)
+    return Thread(number, head.partition("(")[2], fields[0], cpu_ns, name, arguments, stack, instruction, waits_in)
 
 
-def _system_call(words: list[str], waits_in: str) -> tuple[str, tuple[int, ...], int]:
+def _system_call(words: list[str], waits_in: str) -> tuple[str, tuple[int, ...], int, int]:
     """From «202 0x7f… 0x189 … SP PC»; «running», «-1 SP PC» and nothing at all are no system call."""
     if len(words) < 9:
-        return (calls.by_kernel_function(waits_in) if not words else ""), (), 0
+        return (calls.by_kernel_function(waits_in) if not words else ""), (), 0, 0
     values = [int(word, 16) for word in words[1:]]
-    return calls.name_of(int(words[0]), waits_in), tuple(values[:6]), values[6]
+    return calls.name_of(int(words[0]), waits_in), tuple(values[:6]), values[6], values[7]
 
 
 def kernel_stack(pid: int, number: int) -> tuple[str, ...]:
@@ -198,21 +202,23 @@ class Maps:
     def path(self, address: int) -> str:
         return next((row[4] for row in self._rows if row[0] <= address < row[1]), "")
 
+    def image(self, address: int) -> int:
+        """Where the beginning of the file lies whose code is at an address; 0 for none."""
+        path = self.path(address)
+        if not path.startswith("/"):
+            return 0
+        return max((row[0] for row in self._rows if row[4] == path and not row[3] and row[0] <= address), default=0)
 
-def code_on_stack(pid: int, stack_pointer: int, maps: Maps) -> list[str]:
-    """Places of code that the words on top of a stack point to: its callers, and a few left from before."""
-    data = memory_of(pid, stack_pointer, _STACK_BYTES)
-    words = [word for (word,) in struct.iter_unpack("=Q", data[: len(data) // 8 * 8])]
-    return [place for word in words if word > 4096 and (place := maps.place(word))]
 
-
-def sample_registers(thread: int, count: int, pause_s: float) -> list[tuple[int, int]]:
-    """Instruction and stack pointer of a thread that runs, some times over; only before it is killed.
+def sample_registers(thread: int, count: int, pause_s: float) -> list[tuple[int, dict[int, int]]]:
+    """Instruction pointer and registers, as `unwinding` has them, of a thread that runs, some times over; only before
+    it is killed.
 
     Fewer, or none, where we may not know, or where it does not stop in time: on a busy machine it must first be given a
     processor to stop on.
     """
-    if _IP_AND_SP is None:
+    instruction, numbers = _REGISTERS.get(os.uname().machine, (0, {}))
+    if not numbers:
         return []
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
@@ -220,14 +226,14 @@ def sample_registers(thread: int, count: int, pause_s: float) -> list[tuple[int,
     if libc.ptrace(_PTRACE_SEIZE, thread, None, None) != 0:
         return []
     deadline = time.monotonic() + _STOP_PATIENCE_S
-    found: list[tuple[int, int]] = []
+    found: list[tuple[int, dict[int, int]]] = []
     for number in range(count):
         if libc.ptrace(_PTRACE_INTERRUPT, thread, None, None) != 0 or not _has_stopped(thread, deadline):
             break
         room = (ctypes.c_uint64 * 40)()
         vector = (ctypes.c_size_t * 2)(ctypes.addressof(room), ctypes.sizeof(room))
         if libc.ptrace(_PTRACE_GETREGSET, thread, _NT_PRSTATUS, ctypes.addressof(vector)) == 0:
-            found.append((room[_IP_AND_SP[0]], room[_IP_AND_SP[1]]))
+            found.append((room[instruction], {number: room[at] for number, at in numbers.items()}))
         if number < count - 1:
             libc.ptrace(_PTRACE_CONT, thread, None, None)
             time.sleep(pause_s)

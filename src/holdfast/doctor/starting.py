@@ -23,6 +23,7 @@ from types import FrameType
 
 from holdfast import places
 from holdfast._system import threads as native_threads
+from holdfast._system import unwinding
 from holdfast.doctor.findings import Finding, Rank
 from holdfast.doctor.machine import Machine
 from holdfast.doctor.plan import Plan
@@ -97,11 +98,9 @@ def _is_of_notebook(frame: FrameType | None) -> bool:
 def _library(thread: native_threads.Thread, maps: native_threads.Maps) -> str:
     if not thread.stack_pointer:
         return ""  # it runs just now
-    for place in native_threads.code_on_stack(os.getpid(), thread.stack_pointer, maps):
-        name = place.partition("+")[0]
-        if not name.startswith(_SYSTEM):
-            return name
-    return ""
+    registers = unwinding.at_stack(thread.stack_pointer)
+    found = unwinding.places(os.getpid(), thread.instruction_pointer, registers, maps, _SYSTEM)
+    return found[0].partition("+")[0] if found else ""
 
 
 def findings(plan: Plan, machine: Machine, seen: Running) -> Iterator[Finding]:
