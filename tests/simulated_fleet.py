@@ -316,8 +316,8 @@ class Fleet:
             worker.doubts = True
             seq, named = worker.inbox[0].seq, (str(sample),)
             # Where others were fetched well after it, an answer comes at once.
-            ago_s = 1.0 if not proven and sample % 2 else -1.0
-            self.tell(r.SourceDoubted(slot, worker.incarnation, 1, seq, failure(0), named, (0,), proven, ago_s))
+            failed_at = max(0.1, self.now - 1.0) if not proven and sample % 2 else 0.0
+            self.tell(r.SourceDoubted(slot, worker.incarnation, 1, seq, failure(0), named, (0,), proven, failed_at))
 
     def probe(self, slot: int, *, works: bool, sample: int = 0, proven: bool = False) -> None:
         worker = self.workers[slot]

@@ -76,25 +76,25 @@ def test_it_opens_at_once_when_a_sample_that_was_good_fails_too():
     assert Incident.from_json(incident.to_json()) == incident
 
 
-def late(slot: int, ago_s: float, kind: str = "ValueError") -> r.SourceDoubted:
-    """A worker to which the source answers again, and of which samples failed so long ago."""
-    return r.SourceDoubted(slot, 1, 100 + slot, slot, replace(failure(0), type_name=kind), (), (0,), False, ago_s)
+def late(slot: int, failed_at: float, kind: str = "ValueError") -> r.SourceDoubted:
+    """A worker to which the source answers again, and of which samples failed then."""
+    return r.SourceDoubted(slot, 1, 100 + slot, slot, replace(failure(0), type_name=kind), (), (0,), False, failed_at)
 
 
 def test_samples_that_failed_while_it_was_gone_are_tried_again_though_it_answers_now():
     """Also after it was closed; not those of another kind, nor those of a batch that began to fail after it."""
     it = breaker()
-    assert answers(it.doubted(late(1, 0.1), 5.0)) == [(1, CONDEMN)]
+    assert answers(it.doubted(late(1, 4.9), 5.0)) == [(1, CONDEMN)]
     it.doubted(doubt(0), 100.0)
 
-    while_open = [it.doubted(late(1, 0.5), 101.0), it.doubted(late(1, 0.5, "KeyError"), 101.0)]
+    while_open = [it.doubted(late(1, 100.5), 101.0), it.doubted(late(1, 100.5, "KeyError"), 101.0)]
     it.probed(probe(0, works=True), 102.0)
-    after = [it.doubted(late(1, ago), 110.0) for ago in (9.0, 1.0)]
+    after = [it.doubted(late(1, then), 110.0) for then in (101.0, 109.0)]
     it.reset()
 
     assert [answers(actions) for actions in while_open] == [[(1, AGAIN)], [(1, CONDEMN)]]
     assert [answers(actions) for actions in after] == [[(1, AGAIN)], [(1, CONDEMN)]]
-    assert answers(it.doubted(late(1, 9.0), 110.0)) == [(1, CONDEMN)]
+    assert answers(it.doubted(late(1, 101.0), 110.0)) == [(1, CONDEMN)]
     assert it.state is State.CLOSED
 
 
@@ -303,10 +303,10 @@ def refuse(text: str) -> None:
 
 def test_failures_of_different_samples_have_one_cause_when_they_are_alike():
     """Type, errno and place; without a place of the user's, the message without its particulars."""
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        address = closed.getsockname()
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # so that nobody else listens there
+        refused = error_of(socket.create_connection, closed.getsockname())
     missing = [error_of(open, name) for name in ("/nowhere/1", "/nowhere/2")]
-    refused = error_of(socket.create_connection, address)
     raised = [error_of(refuse, text) for text in ("sample 1", "anything else")]
     bare = [ValueError("cannot read '/data/a b.png' at 12"), ValueError('cannot read "/mnt/c.png" at 0x7f')]
 

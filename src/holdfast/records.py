@@ -161,7 +161,7 @@ class SourceDoubted:
     samples: tuple[str, ...]  # which failed alike, in words
     positions: tuple[int, ...]  # which of the batch
     proven: bool  # a sample that had been fetched well before fails alike now
-    ago_s: float = -1.0  # not negative: the source answers by now, and the first of these failed so long ago
+    failed_at: float = 0.0  # of the first, by time.monotonic(), where the source answers by now
 
 
 @dataclass(frozen=True)

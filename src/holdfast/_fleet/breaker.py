@@ -80,8 +80,8 @@ class Breaker:
 
     def doubted(self, event: r.SourceDoubted, now: float) -> list[Action]:
         actions: list[Action] = []
-        if event.ago_s >= 0:
-            again = self._was_gone_then(event, now)
+        if event.failed_at:
+            again = self._was_gone_then(event)
             return [r.AnswerDoubt(event.slot, event.incarnation, SourceWord.AGAIN if again else SourceWord.CONDEMN)]
         if self.state is State.CLOSED:
             self._settle()
@@ -97,13 +97,13 @@ class Breaker:
             actions += self._next_probe(now)
         return actions
 
-    def _was_gone_then(self, event: r.SourceDoubted, now: float) -> bool:
+    def _was_gone_then(self, event: r.SourceDoubted) -> bool:
         """Whether a batch had begun to fail, as others did, before the source was back: that a sample after them, or a
         probe, is fetched well says nothing about those."""
         if self.state is not State.CLOSED and self._failure is not None:
             return self._failure.type_name == event.failure.type_name
         until, type_name = self._last_outage
-        return type_name == event.failure.type_name and now - event.ago_s <= until
+        return type_name == event.failure.type_name and event.failed_at <= until
 
     def probed(self, event: r.SourceProbed, now: float) -> list[Action]:
         if self._prober != (event.slot, event.incarnation):

@@ -66,7 +66,7 @@ class Doubt(NamedTuple):
     samples: tuple[str, ...]
     positions: tuple[int, ...]
     proven: bool = False
-    ago_s: float = -1.0
+    failed_at: float = 0.0
 
 
 class Found(NamedTuple):
@@ -135,9 +135,8 @@ class Source:
         again."""
         if not self.failing_since:
             return False
-        ago = time.monotonic() - self.failing_since
         kinds = {failure.type_name: failure for failure in failed}.values()
-        doubts = (Doubt(failure, (), positions, ago_s=ago) for failure in kinds)
+        doubts = (Doubt(failure, (), positions, failed_at=self.failing_since) for failure in kinds)
         return any(desk.doubt(seq, doubt).word is SourceWord.AGAIN for doubt in doubts)
 
     def _was_gone(self, desk: Desk, seq: int, failure: Failure, positions: tuple[int, ...]) -> bool:
