@@ -46,13 +46,19 @@ def environment(**more: str) -> dict[str, str]:
     return {**quiet, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", **more}
 
 
-def examined(*situations: str, before: tuple[str, ...] = (), prepare: Any = None, **variables: str) -> dict[str, Found]:
+def examined(
+    *situations: str,
+    before: tuple[str, ...] = (),
+    prepare: Any = None,
+    deadline_s: float = DEADLINE_S,
+    **variables: str,
+) -> dict[str, Found]:
     ended = subprocess.run(
         [*before, sys.executable, str(PROGRAM), *situations],
         input="go\n",
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=deadline_s,
         env=environment(**variables),
         preexec_fn=prepare,
     )

@@ -107,7 +107,7 @@ def clean_ours() -> Situation:
 
 
 def clean_spawned() -> Situation:
-    return ours(Table(), multiprocessing_context="spawn", num_workers=1), {"samples": 4}
+    return ours(Table(), multiprocessing_context="spawn", num_workers=1), {"samples": 4, "time_limit": 120.0}
 
 
 def clean_stream() -> Situation:
@@ -387,7 +387,7 @@ class Unstartable(Plain):
 
 
 def bad_samples() -> Situation:
-    return stock(Doing(misbehave, hangs=True)), {"samples": 4, "time_limit": 6.0}
+    return stock(Doing(misbehave, hangs=True)), {"samples": 7, "time_limit": 15.0}
 
 
 def bad_samples_left_out() -> Situation:
@@ -435,7 +435,7 @@ def drawing_none() -> Situation:
 
 
 def straggling() -> Situation:
-    return ours(Doing(linger)), {"samples": 5}
+    return ours(Doing(linger)), {"samples": 5, "time_limit": 60.0}
 
 
 def stream_that_kills() -> Situation:

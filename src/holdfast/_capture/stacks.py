@@ -68,10 +68,11 @@ def take(pid: int, fd: int) -> str:
         if waited >= _ANSWER_S and size == before and not _is_starved(pid):
             break
         if size > before and size == last:
-            return os.pread(fd, min(size - before, _MOST_BYTES), before).decode("utf-8", "replace").strip()
+            break
         last = size
         time.sleep(0.005)
-    return ""
+    # Whatever ended it: who asks may itself have been without a processor, and the answer lies there.
+    return os.pread(fd, _MOST_BYTES, before).decode("utf-8", "replace").strip()
 
 
 def is_listened_for(pid: int) -> bool:
@@ -105,9 +106,9 @@ def without_repeats(text: str) -> str:
 
 
 def current_thread(dump: str) -> str:
-    """The frames of the thread that answered."""
-    _, _, after = dump.rpartition("Current thread ")
-    return after.partition("\n\n")[0].partition("\n")[2]
+    """The frames of the thread that answered; "" where they are cut short before it."""
+    _, found, after = dump.rpartition("Current thread ")
+    return after.partition("\n\n")[0].partition("\n")[2] if found else ""
 
 
 def differ(frames: str, again: str) -> bool:

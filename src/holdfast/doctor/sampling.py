@@ -416,11 +416,16 @@ def _of_threads(plan: Plan, seen: Sampled) -> Iterator[Finding]:
         )
 
 
+def _taken_s(look: Look) -> float:
+    """Without what it waited for a CPU: that is the machine's."""
+    return max(0.0, look.seconds - look.starved_s)
+
+
 def _of_slow_ones(plan: Plan, seen: Sampled) -> Iterator[Finding]:
     if len(seen.good) < 4:
         return
-    median, _, most = seen.spread(lambda look: look.seconds)
-    slowest = max(seen.good, key=lambda look: look.seconds)
+    median, _, most = seen.spread(_taken_s)
+    slowest = max(seen.good, key=_taken_s)
     if most < _UNEVEN_S or most < _UNEVEN * median:
         return
     batch_s = median * (plan.batch_size or 1) / max(1, plan.workers)
