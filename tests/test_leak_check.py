@@ -172,7 +172,7 @@ def test_what_goes_within_the_deadline_is_let_pass(before):
     popen = _sleeper()
     threading.Timer(0.1, popen.stdin.close).start()
 
-    leaks = leak_check.wait_for_leaks(before)
+    leaks = leak_check.wait_for_leaks(before, 30.0)
     popen.wait()
 
     assert not leaks
@@ -202,7 +202,7 @@ def test_the_resource_tracker_and_the_fork_server_are_let_pass(before):
     process.join()
     process.close()
 
-    assert not leak_check.wait_for_leaks(before)
+    assert not leak_check.wait_for_leaks(before, 30.0)
 
 
 def test_a_child_of_the_fork_server_is_reported(before):
@@ -224,7 +224,8 @@ def test_the_fixture_fails_the_test_that_leaks_and_no_other(tmp_path):
     shutil.copy(TESTS / "conftest.py", tmp_path)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = leaks_allowed\naddopts = -p no:cacheprovider -rA\n")
     (tmp_path / "test_victims.py").write_text(
-        "import os, pytest\n"
+        "import conftest, os, pytest\n"
+        "conftest.LEAKS_DEADLINE_S = 0.5\n"
         "def test_leaking(): os.memfd_create('forgotten')\n"
         "def test_clean(): os.close(os.memfd_create('closed'))\n"
         "def test_failing(): assert not os.memfd_create('held by the traceback')\n"
@@ -232,6 +233,7 @@ def test_the_fixture_fails_the_test_that_leaks_and_no_other(tmp_path):
         "def test_opted_out(): os.memfd_create('on purpose')\n"
     )
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    environment["PYTHONPATH"] = str(Path(leak_check.__file__).parents[2])  # whatever it was relative to
 
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q"],
@@ -244,5 +246,6 @@ def test_the_fixture_fails_the_test_that_leaks_and_no_other(tmp_path):
 
     assert "1 failed, 3 passed, 1 error" in run.stdout
     assert "ERROR test_victims.py::test_leaking" in run.stdout
+    assert "left behind 0.5 s after the test" in run.stdout
     assert "→ /memfd:forgotten (deleted)" in run.stdout
     assert "FAILED test_victims.py::test_failing" in run.stdout

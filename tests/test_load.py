@@ -174,7 +174,7 @@ def test_the_black_box_carries_load_and_idle_time(box):
     box.note_load(load(0.25, 1 / 3, 0.5, 0.1, 0.2, 4.5))
     box.note_counts(31, 2)
 
-    assert 0 < over < SECOND
+    assert 0 < over < 60 * SECOND
     assert box.idle_ns(begun + 100 * SECOND) == over
     assert box.load == load(0.25, 0.333333, 0.5, 0.1, 0.2, 4.5)
     assert box.counts == (31, 2)

@@ -157,7 +157,7 @@ def bonds() -> Iterator[list[Bond]]:
     meeting = Meeting()
     made = [Bond(rank, meeting.publish, meeting.find) for rank in (2, 1, 0)][::-1]  # rank 0 comes last
     assert all(bond.await_meeting(60) for bond in made)
-    assert wait_until(lambda: {link.rank for link in made[0]._links.values()} == {1, 2}, 60)
+    assert wait_until(lambda: {link.rank for link in list(made[0]._links.values())} == {1, 2}, 60)
     yield made
     for bond in made:
         bond.close()
@@ -210,7 +210,7 @@ def test_a_stranger_is_shown_out_and_moves_nobody(bonds: list[Bond], line: bytes
         except ConnectionError:
             pass  # likewise
 
-    assert {link.rank for link in bonds[0]._links.values()} == {1, 2}
+    assert {link.rank for link in list(bonds[0]._links.values())} == {1, 2}
     assert all(bond.fallen is None for bond in bonds)
 
 

@@ -98,8 +98,8 @@ def test_nothing_is_lost_when_sources_and_networks_fail_under_burdens(tmp_path):
     """For a while and for all samples; the breaker waits for them. The disk is full only for the program."""
     full = tmp_path / "full"
     tables = {
-        "outage": 'for = "1s"\nfrom = 0\nloaders = [1]\nerror = "TimeoutError: no answer"',
-        "network": 'for = "1s"\nfrom = "0s"',
+        "outage": 'for = "4s"\nfrom = 0\nloaders = [1]\nerror = "TimeoutError: no answer"',
+        "network": 'for = "4s"\nfrom = "0s"',
         "memory": 'for = "1s"\nsize = "32MiB"',
         "cpus": "count = 1",
         **({"disk": f'size = "64KiB"\nfolder = "{full}"'} if _can_mount() else {}),

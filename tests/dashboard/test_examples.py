@@ -50,6 +50,7 @@ def waits_for_disk(folder: Path) -> bool:
     return seen["D"] >= 0.5 * seen.total()
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says who waits for a disk")
 def test_a_slow_disk_is_named_when_workers_wait_for_one(server: Server, tmp_path: Path):
     """examples/seeing/slow_disk.py on a real disk: what is slow, since when, what it costs, how many would do."""
@@ -57,13 +58,15 @@ def test_a_slow_disk_is_named_when_workers_wait_for_one(server: Server, tmp_path
         pytest.skip("reads from the folder of this test are not seen to wait for a disk")
     with subprocess.Popen([sys.executable, str(EXAMPLES / "slow_disk.py"), "24", str(tmp_path)]) as job:
         try:
+            slow: list[dict] = []
 
-            def slow() -> list[dict]:
+            def is_named() -> bool:
                 found = [finding for job in server.jobs() for finding in job["findings"]]
-                return [finding for finding in found if finding["title"].startswith("The disk is slow")]
+                slow[:] = [finding for finding in found if finding["title"].startswith("The disk is slow")]
+                return bool(slow)
 
-            assert wait_until(lambda: bool(slow()), DEADLINE_S), server.jobs()
-            (finding,) = slow()
+            assert wait_until(is_named, DEADLINE_S), server.jobs()
+            (finding,) = slow
             (told,) = server.jobs()
         finally:
             job.terminate()

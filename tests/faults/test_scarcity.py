@@ -17,6 +17,7 @@ import pytest
 from torch.utils.data import Dataset, IterableDataset
 
 from holdfast import DataLoader, FaultPolicy
+from holdfast.engines.local import zygote
 from holdfast.errors import HoldfastError
 from transport.watching import wait_until
 
@@ -68,6 +69,7 @@ class DiesOnce(Plain):
 
 def test_an_epoch_goes_on_when_no_process_can_be_started_for_a_while(tmp_path, monkeypatch):
     """The zygote tries again; the other workers do not even notice."""
+    monkeypatch.setattr(zygote, "_FORK_PATIENCE_S", 30.0)  # longer than the thread below takes on a busy machine
     monkeypatch.setattr(os, "fork", RefusedForks(tmp_path / "no forks"))
     loader = DataLoader(DiesOnce(tmp_path), batch_size=4, num_workers=2, multiprocessing_context="fork")
 

@@ -190,29 +190,35 @@ def test_a_burst_arrives_when_somebody_answers():
     assert hook.dropped == 0
 
 
+# The two seconds of grace are another test's: this one's machine may be busy.
+PATIENT = "from holdfast._forensics import courier\ncourier.EXIT_S = 50.0\n"
+
+
 def run_program(source: str, *args: str) -> tuple[float, str]:
-    """How long a program took from its last line to its end, and what it said."""
+    """How long a program took from its last line to its end, by its own clock, and what it said."""
     path = os.pathsep.join([str(Path(holdfast.__file__).parents[1]), str(Path(__file__).parents[1])])
     head = "import os, sys, time\nfrom forensics import made_up\nfrom holdfast import Webhook\n"
     process = subprocess.Popen(
-        [sys.executable, "-c", f"{head}{source}\nprint('trained', flush=True)", *args],
+        [sys.executable, "-c", f"{head}{source}\nprint('trained', time.monotonic(), flush=True)", *args],
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         text=True,
     )
     assert process.stdout is not None
     with process.stdout:
-        said = process.stdout.readline()
-        ends_at = time.monotonic()
-        said += process.stdout.read()
+        said = process.stdout.read()
     assert process.wait(60) == 0
-    return time.monotonic() - ends_at, said
+    ended_at = time.monotonic()
+    word, ends_at = said.split()
+    return ended_at - float(ends_at), word
 
 
 def test_what_waits_is_sent_before_the_program_ends():
     """The last incident is the one that ended the job."""
     with answering() as server:
-        run_program("hook = Webhook(sys.argv[1])\nfor n in range(20): hook(made_up.raised(number=n))", server.url)
+        run_program(
+            f"{PATIENT}hook = Webhook(sys.argv[1])\nfor n in range(20): hook(made_up.raised(number=n))", server.url
+        )
 
     assert [body["number"] for _, body in server.received] == list(range(20))
 
@@ -221,14 +227,14 @@ def test_a_program_ends_in_time_when_nobody_answers(silent):
     """Two seconds of grace, not a timeout per incident."""
     took_s, said = run_program("hook = Webhook(sys.argv[1])\nfor n in range(50): hook(made_up.raised())", silent)
 
-    assert said == "trained\n"
+    assert said == "trained"
     assert 1.5 < took_s < 10
 
 
 def test_a_fork_does_not_send_what_its_parent_sends():
     """Each incident arrives once; the child's own arrive, too."""
     source = (
-        "hook = Webhook(sys.argv[1])\n"
+        f"{PATIENT}hook = Webhook(sys.argv[1])\n"
         "for n in range(30): hook(made_up.raised(number=n))\n"
         "child = os.fork()\n"
         "if child == 0:\n"

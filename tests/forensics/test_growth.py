@@ -50,8 +50,8 @@ class Reading(Dataset[int]):
         return 1_000_000
 
     def __getitem__(self, index: int) -> int:
-        at = index * 400 % 1_000_000  # a minute for all
-        read = sum(len(text) for text in self.texts[at : at + 400])
+        at = index * 100 % 1_000_000  # two minutes for all: longer than the deadline
+        read = sum(len(text) for text in self.texts[at : at + 100])
         time.sleep(BATCH_S / 4)  # as above
         return read
 

@@ -394,7 +394,7 @@ def test_an_incident_waits_while_another_process_holds_the_lock(home):
     holder.close()
 
     assert journal.flush()
-    assert took_s < 2.0  # to wait for the lock would take ten seconds
+    assert took_s < 8  # to wait for the lock would take ten seconds
     assert len(journal.find(id_prefix="late")) == 1
 
 
@@ -472,7 +472,9 @@ def test_a_rank_that_multiprocessing_started_writes_its_incidents(home, tmp_path
             f"""
             import multiprocessing
             from forensics import made_up
-            from holdfast._forensics import journal
+            from holdfast._forensics import courier, journal
+
+            courier.EXIT_S = 50.0
 
             def rank(n):
                 journal.add(made_up.segfault(id=f"rank{{n}}"))
@@ -496,14 +498,15 @@ def test_a_rank_that_multiprocessing_started_writes_its_incidents(home, tmp_path
 def test_a_fork_neither_writes_twice_nor_hangs(home):
     """Forks at any moment of the writing; each child adds one of its own and ends through the usual exits."""
     source = """
-    journal._FORK_WAIT_S = 50.0  # a busy machine is no hanging disk
+    from holdfast._forensics import courier
+    courier.EXIT_S = journal._WRITE_S = journal._FORK_WAIT_S = 50.0  # a busy machine is no hanging disk
     children = []
     for n in range(60):
         journal.add(made_up.segfault(id=f"parent{n:02}", when=float(n)))
         child = os.fork()
         if child == 0:
             journal.add(made_up.segfault(id=f"child{n:02}", when=float(n)))
-            flushed = journal.flush(20)
+            flushed = journal.flush(50)
             os._exit(0 if flushed else 3)
         children.append(child)
     print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children].count(0))
@@ -535,7 +538,7 @@ def test_a_child_that_was_forked_while_the_disk_hung_leaves_the_journal_alone(ho
     if child == 0:
         os._exit(7 if not journal.is_on() else 1)
     go_on.set()
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), took < 2, journal.is_on())
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), took < 20, journal.is_on())
     """
 
     assert ended(program(source)) == "7 True True\n"
@@ -544,10 +547,12 @@ def test_a_child_that_was_forked_while_the_disk_hung_leaves_the_journal_alone(ho
 def test_many_programs_write_at_once(home):
     """Ranks and jobs share one journal: every incident of each is there once, and the file is sound."""
     source = """
+    journal._WRITE_S = 50.0
     sys.stdin.readline()
     for n in range(40):
         journal.add(made_up.segfault(id=f"{sys.argv[1]}-{n:02}"))
         if n % 4 == 0: journal.flush()
+    assert journal.flush(50)
     """
     programs = [program(source, str(n)) for n in range(6)]
     for process in programs:

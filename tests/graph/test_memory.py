@@ -11,6 +11,7 @@ import pytest
 
 from holdfast._system import choice
 from holdfast.graph import NeighborLoader, NeighborSampler, SharedGraph
+from transport.watching import NOTHING, mapped_cells, wait_until
 
 NODES = 50_000
 COLUMNS = 512
@@ -47,7 +48,10 @@ def held_bytes(graph: SharedGraph) -> int:
     for batch in loader:
         assert batch["x"].shape[1] == COLUMNS
     del batch
-    held = sum(_pss(process.pid) for process in [psutil.Process(), *psutil.Process().children(recursive=True)])
+    children = psutil.Process().children(recursive=True)
+    # Workers let go of their batches a moment after us.
+    assert wait_until(lambda: all(mapped_cells(child.pid) == NOTHING for child in children))
+    held = sum(_pss(process.pid) for process in [psutil.Process(), *children])
     loader._iterator._shutdown_workers()
     return held
 

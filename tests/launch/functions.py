@@ -71,23 +71,29 @@ def note_environment(rank: int, folder: Path) -> None:
 def die_before_others(rank: int, folder: Path) -> None:
     """Rank 2 is killed; rank 0 complains once that has happened; rank 3 has returned before; rank 1 waits for ever."""
     if rank == 2:
-        wait_until(lambda: (folder / "watching").exists() and (folder / "done").exists(), 60)
+        wait_until((folder / "watching").exists, 60)
+        _wait_for_end(folder / "done")
         (folder / "pid").write_text(str(os.getpid()))
         os.kill(os.getpid(), signal.SIGKILL)
     elif rank == 0:
         (folder / "watching").touch()
-        wait_until(lambda: (folder / "pid").exists() and (folder / "pid").read_text() != "", 60)
-        try:
-            poller = select.poll()
-            poller.register(os.pidfd_open(int((folder / "pid").read_text())), select.POLLIN)
-            poller.poll()
-        except ProcessLookupError:
-            pass  # it is gone altogether
+        _wait_for_end(folder / "pid")
         raise ConnectionError("peer 2 hung up")
     elif rank == 3:
-        (folder / "done").touch()
+        (folder / "done").write_text(str(os.getpid()))
         return
     sleep_for_ever()
+
+
+def _wait_for_end(file: Path) -> None:
+    """Of the process that writes its number there."""
+    wait_until(lambda: file.exists() and file.read_text() != "", 60)
+    try:
+        poller = select.poll()
+        poller.register(os.pidfd_open(int(file.read_text())), select.POLLIN)
+        poller.poll(60_000)
+    except ProcessLookupError:
+        pass  # it is gone altogether
 
 
 def raise_and_linger(rank: int, folder: Path) -> None:

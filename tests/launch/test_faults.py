@@ -89,7 +89,7 @@ def test_all_are_ended_when_some_take_too_long():
     faults = ("deadlock", "gil-loop", "sigstop", "sleep")
 
     with pytest.raises(holdfast.RankHungError) as caught:
-        holdfast.spawn(functions.fire_each, (faults,), 4, start_method="fork", timeout=3)
+        holdfast.spawn(functions.fire_each, (faults,), 4, start_method="fork", timeout=8)
 
     incident = caught.value.incident
     others = "\n".join(incident.consequences)

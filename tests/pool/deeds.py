@@ -77,6 +77,13 @@ def sleep_for_ever() -> None:
         time.sleep(60)  # this is the hang
 
 
+def wait_for(file: str, deadline_s: float = 60.0) -> None:
+    """Until somebody has made it."""
+    give_up_at = time.monotonic() + deadline_s
+    while not os.path.exists(file) and time.monotonic() < give_up_at:
+        time.sleep(0.005)
+
+
 def overflow() -> None:
     overflow()
 

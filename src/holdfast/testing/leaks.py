@@ -119,14 +119,15 @@ def wait_for_leaks(before: Snapshot, deadline_s: float = DEADLINE_S) -> Leaks:
     return leaks
 
 
-def complaint(before: Snapshot) -> str:
+def complaint(before: Snapshot, deadline_s: float | None = None) -> str:
     """What is new since `before` and stays, in words; empty: nothing. The processes among it are killed."""
-    leaks = wait_for_leaks(before, DEADLINE_S)
+    deadline_s = DEADLINE_S if deadline_s is None else deadline_s
+    leaks = wait_for_leaks(before, deadline_s)
     if not leaks:
         return ""
     report = leaks.describe()
     leaks.kill_processes()
-    return f"left behind {DEADLINE_S:g} s after the test:\n{report}\nClose it in the test"
+    return f"left behind {deadline_s:g} s after the test:\n{report}\nClose it in the test"
 
 
 def _staying(leaks: Leaks, stayed: set[str]) -> Leaks:
