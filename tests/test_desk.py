@@ -107,7 +107,7 @@ def test_tasks_wait_in_their_order_while_the_trainer_is_consulted(ends):
     assert heard == answer
     assert [desk.next_frame().seq for _ in range(2)] == [1, 2]
     (frame,) = trainer.receive()
-    assert (frame.kind, wire.load(frame.body)) == (Kind.DOUBT, (failure(3), ("5",), (3,), True, -1.0))
+    assert (frame.kind, wire.load(frame.body)) == (Kind.DOUBT, (failure(3), ("5",), (3,), True, 0.0))
 
 
 def test_a_probe_leaves_random_state_as_it_was(ends):
