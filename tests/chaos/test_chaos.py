@@ -66,6 +66,19 @@ def test_nothing_is_lost_under_the_whole_catalogue_and_stock_torch_dies_of_it(tm
 
 
 @pytest.mark.faults
+def test_two_faults_that_fall_on_one_sample_are_survived(tmp_path):
+    """In a stream, too, where no sample can be left out."""
+    (tmp_path / "plan.toml").write_text(
+        "".join(f'[[fault]]\nfault = "{fault}"\nsamples = [[1, 7]]\nloaders = [1]\n' for fault in ("segv", "kill"))
+    )
+
+    ended = chaos("--plan", str(tmp_path / "plan.toml"), "--json", "train.py", "both")
+    rows = json.loads(ended.stdout)["holdfast"]["rows"]
+
+    assert {row["fault"]: row["survived"] for row in rows} == {"segv": 1, "kill": 1}
+
+
+@pytest.mark.faults
 def test_bad_samples_are_excused_and_killed_workers_cost_nothing(tmp_path):
     """A plan of a file: samples that are bad for good are nobody's loss; streams and moments have their faults, too."""
     (tmp_path / "plan.toml").write_text(

@@ -73,6 +73,23 @@ def test_what_fails_begins_when_the_seed_says_within_the_time_that_loaders_take(
     assert around.words(*others[1]) == "network from 7 s for 1 s"
 
 
+@pytest.mark.parametrize(
+    ("words", "kill_every_s", "retries"),
+    [
+        ("segv", None, 1),
+        ("segv:x3", None, 3),
+        ("segv:always", None, 1),
+        ("segv,slow,leak", None, 1),
+        ("segv", 5.0, 2),
+        ("segv,kill", None, 2),
+        ("segv:x3,kill,raise,exit", 5.0, 4),
+    ],
+)
+def test_a_sample_may_be_hit_by_as_much_as_is_likely(words, kill_every_s, retries):
+    """Its own fault as often as it fires, and another; what harms nobody does not count."""
+    assert plans.Plan(plans.parse_faults(words), kill_every_s=kill_every_s).retries == retries
+
+
 def test_samples_are_chosen_by_the_seed():
     """The same seed chooses the same; a share is at least one sample."""
     keys = list(range(50))

@@ -289,7 +289,7 @@ def _environment(plan: Plan, folder: Path, supervised: bool) -> dict[str, str]:
     environment[VARIABLE] = str(folder / "orders.json")
     if supervised:
         settings = {"HOLDFAST_HOME": str(folder / "journal"), "HOLDFAST_FAULTS": plan.policy}
-        settings.setdefault("HOLDFAST_RETRIES", environment.get("HOLDFAST_RETRIES", str(max(1, plan.most_times))))
+        settings.setdefault("HOLDFAST_RETRIES", environment.get("HOLDFAST_RETRIES", str(plan.retries)))
         names = [*environment.get("HOLDFAST_RETRY_ON", "").split(","), *plan.errors]
         settings["HOLDFAST_RETRY_ON"] = ",".join(dict.fromkeys(name.strip() for name in names if name.strip()))
         timeout = plan.sample_timeout or (HANG_TIMEOUT_S if plan.has_hangs else None)

@@ -111,8 +111,14 @@ class Plan:
         return any(planned.make(_NO_MARKS).plain.hangs for planned in self.faults)
 
     @property
-    def most_times(self) -> int:
-        return max((planned.times or 0 for planned in self.faults), default=1)
+    def retries(self) -> int:
+        """So many that no sample is condemned for what is transient: its own fault, and another that falls on it, too.
+
+        Not for more: that is unlikely, and the pauses between tries of what is bad for good must be over before the
+        next worker is killed.
+        """
+        harmful = [planned.times or 0 for planned in self.faults if planned.make(_NO_MARKS).plain.notice]
+        return max([1, *harmful]) + (len(harmful) + (self.kill_every_s is not None) > 1)
 
     @property
     def errors(self) -> list[str]:
