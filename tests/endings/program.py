@@ -100,7 +100,7 @@ def main(ending: str, method: str, folder: Path) -> None:
         # Somebody forks the trainer, and the copy lives on: it must not keep anything of ours alive.
         if os.fork() == 0:
             (folder / "bystander").write_text(str(os.getpid()))
-            time.sleep(120)
+            time.sleep(120)  # outlives every deadline of the test, which kills it
             os._exit(0)
         wait_for(folder / "bystander")
         say.write("forked\n")

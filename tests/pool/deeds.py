@@ -81,7 +81,7 @@ def wait_for(file: str, deadline_s: float = 60.0) -> None:
     """Until somebody has made it."""
     give_up_at = time.monotonic() + deadline_s
     while not os.path.exists(file) and time.monotonic() < give_up_at:
-        time.sleep(0.005)
+        time.sleep(0.005)  # between two looks, with a deadline
 
 
 def overflow() -> None:

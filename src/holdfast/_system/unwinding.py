@@ -79,8 +79,8 @@ def walk(pid: int, address: int, registers: dict[int, int], maps: Maps) -> Walk:
                 return Walk(tuple(found), 0, is_whole=True)
             address, known = caller
             found.append(address)
-    except (_UnknownError, struct.error, IndexError):
-        pass
+    except (_UnknownError, struct.error, IndexError, ValueError):
+        pass  # the last three: memory that is no table, or not all there
     return Walk(tuple(found), known.get(_STACK_POINTER, 0))
 
 
