@@ -9,7 +9,7 @@ MAY_BE_EMPTY := $(if $(PYTEST_ARGS),|| test $$? -eq 5)
 STAMP := $(VENV)/.installed
 # The one that goes with the torch of constraints.txt.
 TORCHVISION := torchvision==0.28.0
-C_SOURCES := setup.py $(wildcard src/holdfast/_capture/*.[ch] src/holdfast/graph/sampling/*.[ch])
+C_SOURCES := setup.py $(wildcard src/outlive/_capture/*.[ch] src/outlive/graph/sampling/*.[ch])
 
 # A program that tests use, from Debian where we may; where we may not, those tests are skipped and say why.
 apt = command -v $(1) >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null \
@@ -52,24 +52,24 @@ test: setup lint  ## lint, all tests, and the wheel (PYTEST_ARGS='-k name' to ch
 notebooks: setup  ## those tests alone that need a notebook kernel (`make test` has them, too)
 	$(BIN)/python -m pytest tests/notebooks $(PYTEST_ARGS)
 
-browser: setup  ## the dashboard in Chromium; installs it where apt may, and playwright (HOLDFAST_PICTURES=docs/guide/pictures: new pictures)
+browser: setup  ## the dashboard in Chromium; installs it where apt may, and playwright (OUTLIVE_PICTURES=docs/guide/pictures: new pictures)
 	@$(call apt,chromium)
 	@$(BIN)/python -c "import playwright" 2>/dev/null || $(BIN)/python -m pip install -qq 'playwright>=1.40' \
 		|| echo "browser: playwright could not be installed"
 	$(BIN)/python -m pytest -m browser tests/dashboard $(PYTEST_ARGS)
 
 machine: setup  ## tests that change settings of the whole machine for some seconds (overcommit, swap); as root, on a machine of one's own
-	HOLDFAST_MAY_CHANGE_MACHINE=1 $(BIN)/python -m pytest tests/doctor/test_whole_machine.py $(PYTEST_ARGS)
+	OUTLIVE_MAY_CHANGE_MACHINE=1 $(BIN)/python -m pytest tests/doctor/test_whole_machine.py $(PYTEST_ARGS)
 
 portable: setup  ## the same faults and batches on the portable system layer, as macOS and Windows have it
-	HOLDFAST_SYSTEM=portable $(BIN)/python -m pytest -n 2 tests/test_transport.py tests/test_desk.py \
+	OUTLIVE_SYSTEM=portable $(BIN)/python -m pytest -n 2 tests/test_transport.py tests/test_desk.py \
 		tests/faults/test_any_system.py tests/share/test_reading.py \
 		tests/share/test_processes.py::test_everything_that_was_shared_is_read_by_workers \
 		tests/share/test_processes.py::test_a_name_goes_with_the_data_on_the_portable_layer \
 		tests/graph/test_faults.py tests/graph/test_shared.py \
 		tests/graph/test_loading.py::test_rows_of_features_are_those_of_the_nodes_and_edges \
 		$(PYTEST_ARGS) $(MAY_BE_EMPTY)
-	$(if $(PYTEST_ARGS),,HOLDFAST_SYSTEM=portable $(BIN)/python -m pytest -n 2 tests/pool/test_pool.py \
+	$(if $(PYTEST_ARGS),,OUTLIVE_SYSTEM=portable $(BIN)/python -m pytest -n 2 tests/pool/test_pool.py \
 		-k "not fork and not 1-spawn and not 7-spawn and not as_many")
 
 wheel: setup  ## build the wheel and run an epoch with it, away from src
@@ -106,6 +106,6 @@ bench-peers: setup  ## the same for torchdata, Grain and SPDL; installs them, an
 	$(BIN)/python benchmarks/throughput.py --peers
 
 clean:  ## remove everything that was made here
-	rm -rf $(VENV) build dist src/*.egg-info src/holdfast/_capture/*.so \
-		src/holdfast/graph/sampling/*.so src/holdfast/graph/sampling/*.pyd .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/*.egg-info src/outlive/_capture/*.so \
+		src/outlive/graph/sampling/*.so src/outlive/graph/sampling/*.pyd .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

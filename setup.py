@@ -1,7 +1,7 @@
-"""Builds the C parts, where there is a compiler, and brings the pages of `holdfast explain` along.
+"""Builds the C parts, where there is a compiler, and brings the pages of `outlive explain` along.
 
 Reads   the platform; docs/crashes.
-Writes  extensions for all Pythons from 3.10 on (the limited API), and holdfast/explanations.
+Writes  extensions for all Pythons from 3.10 on (the limited API), and outlive/explanations.
 Never   fails for want of a compiler: the package then works without crash records, and samples graphs with NumPy.
 """
 
@@ -17,7 +17,7 @@ ABI3 = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 class BuildWithPages(build_py):
-    """Copies docs/crashes into the package: one source for the web, the checkout and `holdfast explain`."""
+    """Copies docs/crashes into the package: one source for the web, the checkout and `outlive explain`."""
 
     def run(self) -> None:
         super().run()
@@ -31,14 +31,14 @@ class BuildWithPages(build_py):
     def _pages(self) -> list[tuple[Path, Path]]:
         if self.editable_mode:
             return []  # a checkout reads them where they lie
-        shelf = Path(self.build_lib) / "holdfast" / "explanations"
+        shelf = Path(self.build_lib) / "outlive" / "explanations"
         return [(page, shelf / page.name) for page in sorted(Path("docs/crashes").glob("*.md"))]
 
 
 recorder = Extension(
-    "holdfast._capture._recorder",
-    sources=["src/holdfast/_capture/recorder.c"],
-    depends=["src/holdfast/_capture/recorder.h"],
+    "outlive._capture._recorder",
+    sources=["src/outlive/_capture/recorder.c"],
+    depends=["src/outlive/_capture/recorder.h"],
     define_macros=[("Py_LIMITED_API", "0x030A0000")] if ABI3 else [],
     extra_compile_args=["-std=c11", "-Wall", "-Wextra"],
     libraries=["dl"],  # a library of its own before glibc 2.34
@@ -48,9 +48,9 @@ recorder = Extension(
     optional=True,
 )
 
-_SAMPLING = "src/holdfast/graph/sampling"
+_SAMPLING = "src/outlive/graph/sampling"
 sampler = Extension(
-    "holdfast.graph.sampling._sampler",
+    "outlive.graph.sampling._sampler",
     sources=[f"{_SAMPLING}/{name}.c" for name in ("sampler", "hops", "walks")],
     depends=[f"{_SAMPLING}/{name}.h" for name in ("sampler", "drawing")],
     define_macros=[("Py_LIMITED_API", "0x030A0000")] if ABI3 else [],

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 import machine
-from holdfast import DataLoader
-from holdfast.loader import pacing
+from outlive import DataLoader
+from outlive.loader import pacing
 from workloads import jpegs_in
 
 FIXED = [2**power for power in range(7) if 2**power <= pacing.new_sizing().most]

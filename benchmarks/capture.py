@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-import holdfast
-from holdfast._capture import crash, last_words, vitals
-from holdfast._capture.blackbox import BlackBox
-from holdfast._forensics import autopsy
+import outlive
 from loaders import supervised
 from machine import write
 from measuring import run
+from outlive._capture import crash, last_words, vitals
+from outlive._capture.blackbox import BlackBox
+from outlive._forensics import autopsy
 from workloads import workloads
 
 ROUNDS = 25
@@ -81,8 +81,8 @@ class Dying(Dataset):
 def death_times() -> list[float]:
     """Seconds that each batch with a death in it took."""
     with tempfile.TemporaryDirectory() as folder:
-        policy = holdfast.FaultPolicy(max_restarts=10 * DEATHS)
-        loader: Any = holdfast.DataLoader(Dying(folder), num_workers=1, prefetch_factor=1, faults=policy)
+        policy = outlive.FaultPolicy(max_restarts=10 * DEATHS)
+        loader: Any = outlive.DataLoader(Dying(folder), num_workers=1, prefetch_factor=1, faults=policy)
         times = []
         last = time.perf_counter()
         for index in loader:
@@ -94,10 +94,10 @@ def death_times() -> list[float]:
 
 
 def main(rounds: int) -> None:
-    logging.getLogger("holdfast").setLevel(logging.CRITICAL)
+    logging.getLogger("outlive").setLevel(logging.CRITICAL)
     torch.set_num_threads(1)
     result: dict[str, Any] = {"rounds": rounds, "rates": {}, "deaths": {}}
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="outlive-bench-") as folder:
         for workload in workloads(Path(folder)):
             name = workload.name.partition(":")[0]
             if name not in WORDS:

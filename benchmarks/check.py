@@ -1,4 +1,4 @@
-"""`holdfast.check` against the fastest way to have a loader, or a pool, go through the same samples.
+"""`outlive.check` against the fastest way to have a loader, or a pool, go through the same samples.
 
 One million plain numbers, two workers. The loader is tried with several batch sizes, the pool with several chunk sizes;
 all take turns in every round, the first to go alternating. Figures are medians over rounds, from nothing to the end,
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-import holdfast
+import outlive
 from machine import write
 
 BATCHES = (256, 1024, 4096, 16384)
@@ -41,18 +41,18 @@ class Numbers(Dataset[int]):
 
 
 def check(dataset: Numbers, workers: int) -> int:
-    report = holdfast.check(dataset, workers=workers, start_method="fork", progress=False)
+    report = outlive.check(dataset, workers=workers, start_method="fork", progress=False)
     assert report.good, report
     return report.checked
 
 
 def load(batch_size: int, dataset: Numbers, workers: int) -> int:
-    loader = holdfast.DataLoader(dataset, batch_size, num_workers=workers, multiprocessing_context="fork")
+    loader = outlive.DataLoader(dataset, batch_size, num_workers=workers, multiprocessing_context="fork")
     return sum(len(batch) for batch in loader)
 
 
 def pooled(chunk: int, dataset: Numbers, workers: int) -> int:
-    with holdfast.Pool(workers, mp_context=torch.multiprocessing.get_context("fork")) as pool:
+    with outlive.Pool(workers, mp_context=torch.multiprocessing.get_context("fork")) as pool:
         return sum(1 for _ in pool.map(dataset.__getitem__, range(len(dataset)), chunksize=chunk))
 
 
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
-    logging.getLogger("holdfast").setLevel(logging.ERROR)
+    logging.getLogger("outlive").setLevel(logging.ERROR)
     row = measure(options.samples, options.workers, options.rounds)
     for name, seconds in row["seconds"].items():
         print(f"{name:<28} {seconds:6.3f} s {row['cpu_seconds'][name]:6.3f} s of CPU")

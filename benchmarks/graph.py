@@ -29,11 +29,11 @@ import numpy as np
 import torch
 
 import machine
-from holdfast.graph.sampled import Sampled
-from holdfast.graph.sampling import choice, compiled
-from holdfast.graph.sampling.gathering import gather_rows
-from holdfast.graph.sampling.neighbors import NeighborSampler
-from holdfast.graph.topology import EdgeType, Topology
+from outlive.graph.sampled import Sampled
+from outlive.graph.sampling import choice, compiled
+from outlive.graph.sampling.gathering import gather_rows
+from outlive.graph.sampling.neighbors import NeighborSampler
+from outlive.graph.topology import EdgeType, Topology
 
 NODES, EDGES = 2_000_000, 30_000_000
 FANOUTS = (15, 10)

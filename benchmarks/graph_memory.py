@@ -1,7 +1,7 @@
 """What a graph costs its workers under spawn, shared and pickled: memory, and seconds to the first batch.
 
 Two million nodes with 128 floats each, thirty million edges, four spawned workers that sample [15, 10] around batches.
-*Shared* is a `SharedGraph` and holdfast's NeighborLoader; *pickled* is the same arrays in a dataset of stock torch's
+*Shared* is a `SharedGraph` and outlive's NeighborLoader; *pickled* is the same arrays in a dataset of stock torch's
 loader, whose workers sample with the same sampler. Each run has a process of its own. *Copies*: the most PSS that all
 processes had in an epoch of batches of 64, less that of the same on a graph a hundredth of the size, in its own sizes.
 *First batch*: from making the loader, with the graph in memory already, to having the first batch of 1,024.
@@ -21,10 +21,10 @@ import numpy as np
 import psutil
 import torch
 
-from holdfast.graph import NeighborLoader, NeighborSampler, SharedGraph
-from holdfast.graph.topology import Topology
 from machine import write
 from memory import pss_bytes
+from outlive.graph import NeighborLoader, NeighborSampler, SharedGraph
+from outlive.graph.topology import Topology
 
 NODES, EDGES, COLUMNS = 2_000_000, 30_000_000, 128
 FANOUTS = (15, 10)

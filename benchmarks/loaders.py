@@ -1,4 +1,4 @@
-"""The loaders that every run compares: stock torch, holdfast and, on request, holdfast without supervision.
+"""The loaders that every run compares: stock torch, outlive and, on request, outlive without supervision.
 
 A loader is a function `(dataset, workload) → context manager → iterator over batches`; leaving the context ends it.
 """
@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils.data import Dataset
 
-import holdfast
-from holdfast._capture.blackbox import BlackBox
-from holdfast._worker.randomness import Randomness
+import outlive
+from outlive._capture.blackbox import BlackBox
+from outlive._worker.randomness import Randomness
 from workloads import Workload
 
 Loader: TypeAlias = Callable[[Dataset[Any], Workload], AbstractContextManager[Iterator[Any]]]
@@ -37,14 +37,14 @@ def stock(dataset: Dataset[Any], workload: Workload) -> Iterator[Iterator[Any]]:
 
 @contextmanager
 def supervised(dataset: Dataset[Any], workload: Workload) -> Iterator[Iterator[Any]]:
-    yield iter(holdfast.DataLoader(dataset, **torch_options(workload)))
+    yield iter(outlive.DataLoader(dataset, **torch_options(workload)))
 
 
 @contextmanager
 def bare(dataset: Dataset[Any], workload: Workload) -> Iterator[Iterator[Any]]:
     """No notes in the black box, no random state kept, nobody watching: the rest is what supervision costs."""
-    policy = holdfast.FaultPolicy(sample_timeout=None)
-    yield iter(holdfast.DataLoader(dataset, **torch_options(workload), worker_init_fn=_strip, faults=policy))
+    policy = outlive.FaultPolicy(sample_timeout=None)
+    yield iter(outlive.DataLoader(dataset, **torch_options(workload), worker_init_fn=_strip, faults=policy))
 
 
 def _strip(_: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 import torch
 
-import holdfast
+import outlive
 
 RESULTS = Path(__file__).with_name("results")
 # Named where they are installed, by the names of their distributions.
@@ -30,7 +30,7 @@ def description() -> dict[str, Any]:
             "python": platform.python_version(),
             "torch": torch.__version__,
             "numpy": numpy.__version__,
-            "holdfast": holdfast.__version__,
+            "outlive": outlive.__version__,
             **_optional(),
         },
         "date": time.strftime("%Y-%m-%d"),

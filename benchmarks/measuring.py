@@ -37,7 +37,7 @@ def measure(workload: Workload, loaders: Mapping[str, Loader], rounds: int, shar
         try:
             peaks[name] = peak_of(loader, workload, max(1, batches // 2))
         except Exception as error:  # a peer that cannot do this workload is a result, too
-            if name in ("torch", "holdfast"):
+            if name in ("torch", "outlive"):
                 raise
             failed[name] = f"{type(error).__name__}: {error}"
     values: dict[str, list[float]] = {name: [] for name in peaks}

@@ -18,7 +18,7 @@ DRAWN = ("throughput", "peers")
 INK, GREY, FAINT, PAPER = "#1f2933", "#6b7785", "#dfe4ea", "#ffffff"
 OURS, SLOWER = "#0f766e", "#c2571a"
 MARKS = {
-    "holdfast": ("o", OURS),
+    "outlive": ("o", OURS),
     "torchdata stateful": ("s", "#b45309"),
     "torchdata nodes, processes": ("D", "#d9a404"),
     "torchdata nodes, threads": ("d", "#f0c75e"),
@@ -35,7 +35,7 @@ STYLE: Any = {
     "axes.edgecolor": FAINT,
     "xtick.color": GREY,
     "svg.fonttype": "path",
-    "svg.hashsalt": "holdfast",
+    "svg.hashsalt": "outlive",
 }
 
 
@@ -51,7 +51,7 @@ def draw(source: Path) -> str:
     result = json.loads(source.read_text())
     rows = result["rows"]
     target = source.with_suffix(".svg")
-    others = {name for row in rows for name in row["loaders"]} - {"torch", "holdfast", "bare"}
+    others = {name for row in rows for name in row["loaders"]} - {"torch", "outlive", "bare"}
     with pyplot.rc_context(STYLE):
         figure, axes = pyplot.subplots(figsize=(9.2, (1.9 if others else 1.55) + 0.56 * len(rows)), facecolor=PAPER)
         (_dots if others else _bars)(axes, rows)
@@ -65,9 +65,9 @@ def draw(source: Path) -> str:
 
 
 def _bars(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """What holdfast reaches, with the spread over the rounds, and the figures beside it."""
+    """What outlive reaches, with the spread over the rounds, and the figures beside it."""
     for line, row in enumerate(rows):
-        ours, theirs = row["loaders"]["holdfast"], row["loaders"]["torch"]
+        ours, theirs = row["loaders"]["outlive"], row["loaders"]["torch"]
         ratio = ours["ratio"]
         colour = OURS if ratio >= 1 else SLOWER
         axes.barh(line, ratio - 1, left=1, height=0.52, color=colour, zorder=3)
@@ -87,13 +87,11 @@ def _dots(axes: Any, rows: list[dict[str, Any]]) -> None:
         for name, its in row["loaders"].items():
             if name in MARKS and name != "bare":
                 marker, colour = MARKS[name]
-                size = 95 if name == "holdfast" else 44
+                size = 95 if name == "outlive" else 44
                 axes.scatter(its["ratio"], line, s=size, marker=marker, color=colour, edgecolor=PAPER, lw=0.8, zorder=4)
     present = [name for name in MARKS if name != "bare" and any(name in row["loaders"] for row in rows)]
     for name in present:
-        axes.scatter(
-            [], [], marker=MARKS[name][0], color=MARKS[name][1], label=name, s=60 if name == "holdfast" else 36
-        )
+        axes.scatter([], [], marker=MARKS[name][0], color=MARKS[name][1], label=name, s=60 if name == "outlive" else 36)
     axes.figure.legend(
         loc="lower left", bbox_to_anchor=(0.015, 0.055), ncols=4, frameon=False, fontsize=8.5, handletextpad=0.3
     )
@@ -127,7 +125,7 @@ def _frame(axes: Any, rows: list[dict[str, Any]]) -> None:
 def _words(figure: Any, result: dict[str, Any], peers: bool) -> None:
     """What one looks at, and what it was measured on."""
     height = figure.get_figheight()
-    title = f"{'Loaders' if peers else 'holdfast'}: how many times as fast as torch.utils.data.DataLoader"
+    title = f"{'Loaders' if peers else 'outlive'}: how many times as fast as torch.utils.data.DataLoader"
     figure.text(0.02, 1 - 0.17 / height, title, weight="bold", fontsize=12.5, va="top")
     machine = result["machine"]
     names = ("python", "torch", "numpy", *(("torchdata", "grain", "spdl") if peers else ()))

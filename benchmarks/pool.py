@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from holdfast import Pool
+from outlive import Pool
 
-KINDS: dict[str, Callable[..., Executor]] = {"stock": ProcessPoolExecutor, "holdfast": Pool}
+KINDS: dict[str, Callable[..., Executor]] = {"stock": ProcessPoolExecutor, "outlive": Pool}
 EMPTY = 100_000
 CHUNKS = (1, 10, 100, 1000)
 LARGE = 60  # tasks with an array of 8 MiB
@@ -71,14 +71,14 @@ def compare(measure: Callable[[Executor], float], rounds: int, count: int) -> di
     context = multiprocessing.get_context("fork")
     found: dict[str, list[float]] = {name: [] for name in KINDS}
     with ProcessPoolExecutor(2, mp_context=context) as stock, Pool(2, mp_context=context) as ours:
-        pools = {"stock": stock, "holdfast": ours}
+        pools = {"stock": stock, "outlive": ours}
         for pool in pools.values():
             list(pool.map(empty, range(200)))
         for turn in range(rounds):
             for name in list(pools)[:: 1 if turn % 2 else -1]:
                 found[name].append(count / measure(pools[name]))
     medians = {name: statistics.median(values) for name, values in found.items()}
-    return {"tasks_per_s": medians, "ratio": medians["holdfast"] / medians["stock"], "values": found}
+    return {"tasks_per_s": medians, "ratio": medians["outlive"] / medians["stock"], "values": found}
 
 
 def start(kind: str, method: str, workers: int) -> float:
@@ -98,7 +98,7 @@ def compare_starts(method: str, workers: int, rounds: int) -> dict[str, Any]:
         for name in list(KINDS)[:: 1 if turn % 2 else -1]:
             found[name].append(start(name, method, workers))
     medians = {name: statistics.median(values) for name, values in found.items()}
-    return {"seconds": medians, "ratio": medians["holdfast"] / medians["stock"], "values": found}
+    return {"seconds": medians, "ratio": medians["outlive"] / medians["stock"], "values": found}
 
 
 def main() -> None:
@@ -110,11 +110,11 @@ def main() -> None:
     def tell(name: str, row: dict[str, Any]) -> None:
         rows[name] = row
         unit, digits = ("tasks_per_s", 0) if "tasks_per_s" in row else ("seconds", 2)
-        stock, ours = row[unit]["stock"], row[unit]["holdfast"]
+        stock, ours = row[unit]["stock"], row[unit]["outlive"]
         words = {"tasks_per_s": "tasks/s", "seconds": "s"}[unit]
         print(f"{name:42}{stock:13,.{digits}f}{ours:13,.{digits}f} {words:8}{row['ratio']:8.2f}×", flush=True)
 
-    print(f"{'':42}{'stock':>13}{'holdfast':>13}")
+    print(f"{'':42}{'stock':>13}{'outlive':>13}")
     for chunk in CHUNKS:
         count = EMPTY if chunk > 1 else EMPTY // 5  # stock does 10,000 in a second
         measure = partial(mapped, function=empty, given=partial(range, count), chunk=chunk)

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from holdfast import DataLoader, FaultPolicy
 from machine import write
+from outlive import DataLoader, FaultPolicy
 
 BATCHES = 2000
 SAMPLE_S = 0.0005
@@ -96,7 +96,7 @@ def same(ones: list[Any], others: list[Any]) -> bool:
 
 
 def main(kills: int) -> None:
-    logging.getLogger("holdfast").setLevel(logging.ERROR)
+    logging.getLogger("outlive").setLevel(logging.ERROR)
     result: dict[str, Any] = {"kills": kills, "batches": BATCHES}
     for method in ("fork", "spawn"):
         undisturbed, _ = epoch(method, set())

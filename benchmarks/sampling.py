@@ -25,14 +25,14 @@ from typing import Any
 
 import torch
 
-import holdfast
-from holdfast._capture import blackbox
-from holdfast._capture.blackbox import BlackBox
-from holdfast._capture.vitals import Vitals
-from holdfast._system import nameless
-from holdfast._worker.creep import Creep
+import outlive
 from loaders import torch_options
 from machine import write
+from outlive._capture import blackbox
+from outlive._capture.blackbox import BlackBox
+from outlive._capture.vitals import Vitals
+from outlive._system import nameless
+from outlive._worker.creep import Creep
 from workloads import workloads
 
 WORKERS = 16
@@ -89,7 +89,7 @@ def work(seen: tuple[float, float, float]) -> float:
 
 def own_cost_ns() -> float:
     """What a worker itself spends on it after each batch."""
-    memory = nameless.descriptor(blackbox.SIZE, "holdfast-box")
+    memory = nameless.descriptor(blackbox.SIZE, "outlive-box")
     box = BlackBox(nameless.attach(memory))
     with closing(open(memory, "rb")):
         creep = Creep(box, lambda _: None)
@@ -103,15 +103,15 @@ def own_cost_ns() -> float:
 
 
 def main(rounds: int) -> None:
-    logging.getLogger("holdfast").setLevel(logging.CRITICAL)
+    logging.getLogger("outlive").setLevel(logging.CRITICAL)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     own_ns = own_cost_ns()
     switch = make_switch()
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="outlive-bench-") as folder:
         workload = next(w for w in workloads(Path(folder)) if w.name.startswith("rows"))
         workload = dataclasses.replace(workload, workers=WORKERS)
-        loader: Any = holdfast.DataLoader(workload.make(1 << 40), **torch_options(workload))
+        loader: Any = outlive.DataLoader(workload.make(1 << 40), **torch_options(workload))
         batches = iter(loader)
         while any(slot.pid is None for slot in loader.statistics().slots):
             next(batches)

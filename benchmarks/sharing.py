@@ -23,10 +23,10 @@ import numpy
 import torch
 
 import machine
-from holdfast import DataLoader, share
+from outlive import DataLoader, share
 
 WAYS = ("nothing", "list", "shared")
-LOADERS = {"torch": torch.utils.data.DataLoader, "holdfast": DataLoader}
+LOADERS = {"torch": torch.utils.data.DataLoader, "outlive": DataLoader}
 BATCH = 2_000
 
 

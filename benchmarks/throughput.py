@@ -1,4 +1,4 @@
-"""Batches per second of torch's DataLoader and of holdfast's, in alternation: `throughput.py [WORD …]`.
+"""Batches per second of torch's DataLoader and of outlive's, in alternation: `throughput.py [WORD …]`.
 
 Words choose workloads by name (rows, tokens, …). The ratio is what counts, the machine may be busy: it is that of the
 medians, and the spread is the least and the most of any round. «of memcpy»: of what one thread reaches that only copies
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 # Under spawn every worker imports this file again. What only the trainer needs is imported where it is needed: else
-# torch's workers would pay for the import of holdfast. And what workers have to warn about (Grain: no jax) goes here.
+# torch's workers would pay for the import of outlive. And what workers have to warn about (Grain: no jax) goes here.
 logging.disable(logging.WARNING)
 
 ROUNDS = 7
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> None:
         print(f"{name}: {reason}")
     print(HEAD, flush=True)
     rows = []
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="outlive-bench-") as folder:
         for workload in workloads(Path(folder)):
             if options.words and not any(word in workload.name.partition(":")[0] for word in options.words):
                 continue
@@ -72,7 +72,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--rounds", type=int, metavar="N", help=f"rounds, {ROUNDS} unless told (with peers {PEER_ROUNDS})"
     )
     parser.add_argument("--peers", action="store_true", help="torchdata, Grain and SPDL as well, where installed")
-    parser.add_argument("--bare", action="store_true", help="holdfast without supervision as well: what that costs")
+    parser.add_argument("--bare", action="store_true", help="outlive without supervision as well: what that costs")
     parser.add_argument("--quick", action="store_true", help="few rounds of few batches; nothing is written")
     return parser.parse_args(arguments)
 
@@ -81,7 +81,7 @@ def chosen_loaders(options: argparse.Namespace) -> tuple[dict[str, Any], dict[st
     """Each loader with whether it has processes to start; and why others are left out."""
     from loaders import bare, stock, supervised
 
-    loaders: dict[str, Any] = {"torch": (stock, True), "holdfast": (supervised, True)}
+    loaders: dict[str, Any] = {"torch": (stock, True), "outlive": (supervised, True)}
     skipped: dict[str, str] = {}
     if options.bare:
         loaders["bare"] = (bare, True)
@@ -113,7 +113,7 @@ def table(row: dict[str, Any]) -> str:
         flight = f"{its['peak_with_flight_mib']:>9.0f} {its['peak_with_flight_ratio']:>5.2f}×"
         lines.append(f"{name:<27} {rate:>11} {its['ratio']:>7.2f}×  {spread:<13} {share:>9} {peak} {flight}")
     if "bare" in row["loaders"]:
-        cost = 1 - row["loaders"]["holdfast"]["median"] / row["loaders"]["bare"]["median"]
+        cost = 1 - row["loaders"]["outlive"]["median"] / row["loaders"]["bare"]["median"]
         lines.append(f"supervision costs {cost:.1%}")
     lines.extend(f"{name}: failed with {reason}" for name, reason in row["failed"].items())
     return "\n".join(lines)

@@ -1,6 +1,6 @@
 """Watches every job of this user in all the ways there are, until its standard input ends: `viewers.py`.
 
-Reads   `holdfast top` in a terminal of 80 × 24, the stream of `holdfast dash`, a scrape of its metrics once a second.
+Reads   `outlive top` in a terminal of 80 × 24, the stream of `outlive dash`, a scrape of its metrics once a second.
 Writes  «ready» once all three have answered; at its end, how often each of them did.
 Never   anything of the job's process.
 """
@@ -26,7 +26,7 @@ SCRAPE_S = 1.0
 
 
 def main() -> None:
-    ours = (sys.executable, "-m", "holdfast")
+    ours = (sys.executable, "-m", "outlive")
     dash = subprocess.Popen([*ours, "dash", "--port", "0"], stdout=subprocess.PIPE, text=True)
     assert dash.stdout is not None
     found = re.search(r"http://\S+", dash.stdout.readline())
@@ -48,7 +48,7 @@ def main() -> None:
             counts[sources[fd]] += 1
         if time.monotonic() >= due:
             scraper.request("GET", "/metrics")
-            counts["prometheus"] += b"holdfast_batches" in scraper.getresponse().read()
+            counts["prometheus"] += b"outlive_batches" in scraper.getresponse().read()
             due += SCRAPE_S
         if not told and counts["top"] and counts["dash"]:
             told = True

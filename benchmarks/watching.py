@@ -2,13 +2,13 @@
 
 Two questions, two ways to answer each.
 
-A job publishes, and nobody looks. Rounds with and without (HOLDFAST_BOARD=0) take turns: batches per second, processor
+A job publishes, and nobody looks. Rounds with and without (OUTLIVE_BOARD=0) take turns: batches per second, processor
 time per batch of the trainer and of its workers; the median of the rounds' ratios counts. Where other programs run
 beside, rounds cannot tell half a per cent. So the cost is also counted: in a run of its own, what the trainer spends in
 publishing is timed call by call (less what the clock takes), and what a worker spends on timing its batches is timed
 alone.
 
-It is watched by `holdfast top`, `holdfast dash` with a page open, and a scrape of its metrics per second (viewers.py).
+It is watched by `outlive top`, `outlive dash` with a page open, and a scrape of its metrics per second (viewers.py).
 One job runs on and on while the viewers are stopped and continued every two seconds, so that neighbours can be
 compared: batches per second while they look, against those just before and after. Processors that are shared with other
 machines swing by far more than a viewer takes, so that is counted, too: for how long the trainer had work and no
@@ -42,13 +42,13 @@ from typing import Any
 import psutil
 import torch
 
-from holdfast._capture.blackbox import SIZE, BlackBox
-from holdfast._transport.cells import Arena
-from holdfast._worker.loop import Desk
-from holdfast.loader.metered import LoaderMetered
 from loaders import supervised
 from machine import write
 from measuring import WARM_UP, make
+from outlive._capture.blackbox import SIZE, BlackBox
+from outlive._transport.cells import Arena
+from outlive._worker.loop import Desk
+from outlive.loader.metered import LoaderMetered
 from workloads import Workload, workloads
 
 ROUNDS = 15
@@ -62,7 +62,7 @@ WARMING_S, STEADY_S = 3.0, 30.0
 def watched(workload: Workload, dataset: Any) -> dict[str, Any]:
     """`rates`: batches per second while viewers look, against those just before and after. `kept`: how much of its time
     the trainer was kept waiting for a processor, more than before and after. `viewers`: what they use of one."""
-    os.environ["HOLDFAST_BOARD"] = "1"
+    os.environ["OUTLIVE_BOARD"] = "1"
     rates, kept = [], []
     with supervised(dataset, workload) as iterator, viewers() as pid:
         pass_time(iterator, WARMING_S)
@@ -140,7 +140,7 @@ def measured(workload: Workload, dataset: Any, batches: int) -> dict[str, float]
 
 def counted(workload: Workload, dataset: Any, batches: int) -> float:
     """The share of the processor time of a job, trainer and workers, that goes into publishing."""
-    os.environ["HOLDFAST_BOARD"] = "1"
+    os.environ["OUTLIVE_BOARD"] = "1"
     _, nothing = spent_in({"waited": lambda self, since: None}, workload, dataset, batches)
     clock = nothing[0] / nothing[1]  # what looking at it takes in this place, where nothing is in a cache
     published = {name: getattr(LoaderMetered, name) for name in ("gave", "flush", "waited", "saw")}
@@ -202,11 +202,11 @@ def timing_s() -> float:
 
 
 def main(rounds: int) -> None:
-    logging.getLogger("holdfast").setLevel(logging.CRITICAL)
+    logging.getLogger("outlive").setLevel(logging.CRITICAL)
     torch.set_num_threads(1)
     result: dict[str, Any] = {"rounds": rounds, "rows": {}}
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
-        os.environ["HOLDFAST_RUNTIME"] = str(Path(folder, "runtime"))
+    with tempfile.TemporaryDirectory(prefix="outlive-bench-") as folder:
+        os.environ["OUTLIVE_RUNTIME"] = str(Path(folder, "runtime"))
         for workload in workloads(Path(folder)):
             name = workload.name.partition(":")[0]
             if name not in BATCHES:
@@ -216,7 +216,7 @@ def main(rounds: int) -> None:
             for number in range(rounds):
                 turn = number % len(WAYS)
                 for way in (*WAYS, *WAYS)[turn : turn + len(WAYS)]:
-                    os.environ["HOLDFAST_BOARD"] = "0" if way == "off" else "1"
+                    os.environ["OUTLIVE_BOARD"] = "0" if way == "off" else "1"
                     found[way].append(measured(workload, dataset, BATCHES[name]))
             row = result["rows"][name] = {"values": found, "ratios": {}}
             by_count = row["by_count"] = [counted(workload, dataset, BATCHES[name]) for _ in range(5)]

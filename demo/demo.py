@@ -1,10 +1,10 @@
-"""Trains a small network on image files, five of which are bad: first with stock torch, then with holdfast.
+"""Trains a small network on image files, five of which are bad: first with stock torch, then with outlive.
 
 Reads   what it writes: scikit-learn's digits as PNG files in a temporary folder.
 Writes  to standard output: what happens, a progress bar, the table of what happened.
 Never   the network; nothing outside its temporary folder.
 
-Exit status 0 when holdfast kept its word: two whole epochs, every healthy sample exactly once in each, and exactly the
+Exit status 0 when outlive kept its word: two whole epochs, every healthy sample exactly once in each, and exactly the
 planted samples in quarantine. Anything else is 1, with the reason.
 """
 
@@ -32,15 +32,15 @@ from rich.table import Table
 from rich.text import Text
 from training import BATCH_SIZE, EPOCHS, SEED, Network, accuracy, make_loader, train
 
-import holdfast
-from holdfast import DataLoader, FaultPolicy
+import outlive
+from outlive import DataLoader, FaultPolicy
 
 STOCK_LIMIT_S = 60
 POLICY = FaultPolicy(on_error="skip", sample_timeout=1.5)
 
 
 class IncidentLines(logging.Handler):
-    """holdfast's log, printed above the progress bar instead of through it."""
+    """outlive's log, printed above the progress bar instead of through it."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     torch.manual_seed(SEED)
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as name:
+    with tempfile.TemporaryDirectory(prefix="outlive-demo-") as name:
         folder = Path(name)
         write_images(folder)
         console.print(f"{TRAIN + TEST} handwritten digits, a PNG file each; of the {TRAIN} to train on, five are bad:")
@@ -119,12 +119,12 @@ def said(lines: list[str]) -> list[str]:
     return list(dict.fromkeys(errors))[:3] or [line.rstrip() for line in lines if line.strip()][-3:]
 
 
-# ---------------------------------------------------------------- holdfast
+# ---------------------------------------------------------------- outlive
 
 
 def after(console: Console, folder: Path) -> list[str]:
-    """Train with holdfast and show how it ends. Returns which promises were not kept."""
-    console.rule('holdfast.DataLoader, faults="skip"')
+    """Train with outlive and show how it ends. Returns which promises were not kept."""
+    console.rule('outlive.DataLoader, faults="skip"')
     dataset = Digits(folder, range(TRAIN), planted=PLANTED, augment=True)
     loader = make_loader(DataLoader, dataset, faults=POLICY)
     network = Network()
@@ -136,7 +136,7 @@ def after(console: Console, folder: Path) -> list[str]:
             for epoch in range(EPOCHS)
         ]
         handler = IncidentLines(progress.console)
-        log = logging.getLogger("holdfast")
+        log = logging.getLogger("outlive")
         log.addHandler(handler)
         progress.start_task(bars[0])
 
@@ -192,7 +192,7 @@ def table_of(loader: Any, dataset: Digits) -> Table:
     return table
 
 
-def summary_of(statistics: holdfast.Statistics) -> str:
+def summary_of(statistics: outlive.Statistics) -> str:
     return (
         f"loader.statistics(): {statistics.delivered} batches delivered, {statistics.errored} raised, "
         f"{statistics.emptied} left empty; "
@@ -221,11 +221,11 @@ def broken_promises(loader: Any, delivered: list[Counter[int]], test_accuracy: f
 
 
 _CAUSES = {
-    Fault.CORRUPT: (holdfast.IncidentKind.EXCEPTION, "raised "),
-    Fault.SEGFAULT: (holdfast.IncidentKind.CRASH, "SIGSEGV"),
-    Fault.KILLED: (holdfast.IncidentKind.CRASH, "SIGKILL"),
-    Fault.HANG: (holdfast.IncidentKind.HANG, "hung for"),
-    Fault.EXIT: (holdfast.IncidentKind.CRASH, "code 3"),
+    Fault.CORRUPT: (outlive.IncidentKind.EXCEPTION, "raised "),
+    Fault.SEGFAULT: (outlive.IncidentKind.CRASH, "SIGSEGV"),
+    Fault.KILLED: (outlive.IncidentKind.CRASH, "SIGKILL"),
+    Fault.HANG: (outlive.IncidentKind.HANG, "hung for"),
+    Fault.EXIT: (outlive.IncidentKind.CRASH, "code 3"),
 }
 EXPECTED = {number: _CAUSES[fault] for number, fault in PLANTED.items()}
 

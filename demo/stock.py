@@ -2,7 +2,7 @@
 
 Reads   the image files in the folder it is given.
 Writes  one line per trained batch to standard output; torch's own error to standard error.
-Never   imports holdfast, nor catches anything.
+Never   imports outlive, nor catches anything.
 """
 
 from __future__ import annotations

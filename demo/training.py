@@ -2,7 +2,7 @@
 
 Reads   batches from a loader.
 Writes  the model's weights; tells a listener about each batch.
-Never   knows which class the loader is: stock torch's and holdfast's train the same loop.
+Never   knows which class the loader is: stock torch's and outlive's train the same loop.
 """
 
 from __future__ import annotations

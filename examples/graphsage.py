@@ -6,7 +6,7 @@ write them, and it has three bugs: at one digit it reads address zero, at one it
 one it raises. Each costs its digit, and nothing else.
 
     python examples/graphsage.py
-    HOLDFAST_SYSTEM=portable python examples/graphsage.py     as it runs on Windows and macOS
+    OUTLIVE_SYSTEM=portable python examples/graphsage.py     as it runs on Windows and macOS
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from holdfast import FaultPolicy
-from holdfast.graph import Batch, NeighborLoader, NeighborSampler, Sampled, SampledEdges, SharedGraph
+from outlive import FaultPolicy
+from outlive.graph import Batch, NeighborLoader, NeighborSampler, Sampled, SampledEdges, SharedGraph
 
 FANOUTS = (6, 4)
 CRASHES, HANGS, RAISES = 300, 600, 900

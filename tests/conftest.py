@@ -1,6 +1,6 @@
 """What every test gets: the leak check, and Hypothesis without a clock.
 
-Reads   the outcome of each test, and what `holdfast.testing.leaks` finds after it.
+Reads   the outcome of each test, and what `outlive.testing.leaks` finds after it.
 Writes  a failure that names what leaked; journal and boards, in a temporary folder and never the user's own.
 Never   anything a test could come to depend on.
 """
@@ -14,26 +14,26 @@ from collections.abc import Generator, Iterator
 import hypothesis
 import pytest
 
-from holdfast.testing import leaks, plugin
+from outlive.testing import leaks, plugin
 
 LEAKS_DEADLINE_S = 20.0  # two cores under load: costs nothing where nothing leaks
 
 _RAISED = pytest.StashKey[bool]()
 
 # Two cores under load: how long one example took says nothing about the code.
-hypothesis.settings.register_profile("holdfast", deadline=None, print_blob=True)
-hypothesis.settings.load_profile("holdfast")
+hypothesis.settings.register_profile("outlive", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("outlive")
 
 
-_journal = tempfile.TemporaryDirectory(prefix="holdfast-tests-", ignore_cleanup_errors=True)
+_journal = tempfile.TemporaryDirectory(prefix="outlive-tests-", ignore_cleanup_errors=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not config.pluginmanager.is_registered(plugin):  # by its entry point, where holdfast was installed with it
+    if not config.pluginmanager.is_registered(plugin):  # by its entry point, where outlive was installed with it
         config.pluginmanager.register(plugin)
     leaks.adopt_orphans()
-    os.environ["HOLDFAST_HOME"] = _journal.name  # of workers and programs, too: they inherit it
-    os.environ["HOLDFAST_RUNTIME"] = os.path.join(_journal.name, "runtime")
+    os.environ["OUTLIVE_HOME"] = _journal.name  # of workers and programs, too: they inherit it
+    os.environ["OUTLIVE_RUNTIME"] = os.path.join(_journal.name, "runtime")
 
 
 def pytest_unconfigure() -> None:

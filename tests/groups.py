@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from holdfast._system import cgroups
+from outlive._system import cgroups
 
 DEADLINE_S = 20.0
 LIMIT = 600 << 20
@@ -28,7 +28,7 @@ LIMIT = 600 << 20
 @contextlib.contextmanager
 def group_in(home: Path) -> Iterator[Path]:
     """A group below `home`, for as long as it is needed."""
-    folder = home / f"holdfast-test-{os.getpid()}"
+    folder = home / f"outlive-test-{os.getpid()}"
     try:
         folder.mkdir()
     except OSError as error:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-import holdfast
+import outlive
 
 EPOCHS, BATCHES, EVERY = 8, 24, 4
 # So many words after the one that its killer waits for, a process waits for its death. Words up to 34 make no more than
@@ -46,7 +46,7 @@ def train(folder: Path, workers: int, tell: Any) -> str:
     np.random.seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Dropout(0.3), torch.nn.Linear(4, 1))
     momenta = [torch.zeros_like(weights) for weights in model.parameters()]  # torch.optim takes seconds to import
-    loader = holdfast.DataLoader(
+    loader = outlive.DataLoader(
         Points(),
         batch_size=2,
         shuffle=True,

@@ -1,4 +1,4 @@
-"""Runs a loader twice, as torch's own and as holdfast's, and says where the two differ.
+"""Runs a loader twice, as torch's own and as outlive's, and says where the two differ.
 
 Reads   what the loaders deliver, raise and warn, and the trainer's random generators afterwards.
 Writes  nothing.
@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-import holdfast
+import outlive
 
 TORCH = torch.utils.data.DataLoader
-OURS = holdfast.DataLoader
+OURS = outlive.DataLoader
 
 MOST_STEPS = 400  # a loader that never ends must not take the test with it
 

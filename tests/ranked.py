@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Dataset, IterableDataset
 
-import holdfast
-from holdfast.loader.agreeing import _Watch
+import outlive
+from outlive.loader.agreeing import _Watch
 
 SAMPLES = 24
 BATCH = 2
@@ -69,16 +69,16 @@ class _Steps(Iterator[torch.Tensor]):
         return fetch(self.at, deadly=False) if self.rank == 1 else torch.tensor([float(self.at)])
 
 
-def loader_of(mode: str, rank: int) -> holdfast.DataLoader[torch.Tensor]:
+def loader_of(mode: str, rank: int) -> outlive.DataLoader[torch.Tensor]:
     kind = {"stream": Stream, "inline": Inline}.get(mode, Samples)
     lone = mode in ("gives-up", "gives-up-apart", "caught")
-    policy = holdfast.FaultPolicy(
+    policy = outlive.FaultPolicy(
         on_error="skip",
         ranks="apart" if mode == "apart" else "agree",
         ranks_grace_s=1.0,
         max_bad=0 if lone else None,
     )
-    return holdfast.DataLoader(kind(rank), batch_size=BATCH, num_workers=0 if mode == "inline" else 1, faults=policy)
+    return outlive.DataLoader(kind(rank), batch_size=BATCH, num_workers=0 if mode == "inline" else 1, faults=policy)
 
 
 def wait_for_the_other(path: str) -> None:
@@ -107,7 +107,7 @@ def main() -> None:
                     assert _Watch.bond.await_fallen(60)
             elif mode != "apart":
                 dist.all_reduce(total)
-    except holdfast.TooManyFaultsError:
+    except outlive.TooManyFaultsError:
         if mode == "caught":
             wait_for_the_other(meeting + ".ended")  # alive, and in no collective
         raise

@@ -13,13 +13,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from holdfast import records as r
-from holdfast._fleet.dealing import MOST_SENT
-from holdfast._fleet.machine import Machine
-from holdfast.evidence import Evidence, Oom, Surroundings
-from holdfast.incident import Decision, Exit, Failure, InHand, Stage
-from holdfast.records import Outcome, Plan, SourceWord
-from holdfast.settings import FaultPolicy
+from outlive import records as r
+from outlive._fleet.dealing import MOST_SENT
+from outlive._fleet.machine import Machine
+from outlive.evidence import Evidence, Oom, Surroundings
+from outlive.incident import Decision, Exit, Failure, InHand, Stage
+from outlive.records import Outcome, Plan, SourceWord
+from outlive.settings import FaultPolicy
 
 NO_LIMITS = {"max_restarts": 10**9, "max_bad": None, "breaker_patience": None}
 

@@ -1,6 +1,6 @@
 """Holds the source to the rows of the house: imports point down, the deciders are pure, modules stay small.
 
-Reads   src/holdfast as text, through `ast`; one test imports it, in a fresh interpreter.
+Reads   src/outlive as text, through `ast`; one test imports it, in a fresh interpreter.
 Writes  small bad houses in temporary folders, to see that each check complains.
 Never   imports the package here.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-HOUSE = Path(__file__).parents[1] / "src" / "holdfast"
+HOUSE = Path(__file__).parents[1] / "src" / "outlive"
 ROWS = (
     {
         *("records", "orders", "incident", "evidence", "verdicts", "crashes", "plain", "tables", "quantities"),
@@ -56,7 +56,7 @@ def modules(root: Path) -> Iterator[tuple[str, ast.Module]]:
 
 def imports(name: str, tree: ast.Module) -> Iterator[str]:
     """Full dotted names that a module imports, anywhere in it, for types only or by import_module as well."""
-    folder = ["holdfast", *Path(name).parent.parts]
+    folder = ["outlive", *Path(name).parent.parts]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -81,7 +81,7 @@ def wrong_imports(root: Path) -> list[str]:
         for target in imports(name, tree):
             package, _, rest = target.partition(".")
             there = rest.partition(".")[0]
-            if package != "holdfast" or there == here:
+            if package != "outlive" or there == here:
                 continue
             if there not in ROW_OF:
                 wrong.append(f"{name}: imports {target}; import from the module that defines it")
@@ -102,11 +102,11 @@ def impurities(root: Path) -> list[str]:
         seen.add(name)
         for target in imports(name, trees[name]):
             top, _, rest = target.partition(".")
-            if top == "holdfast" and rest.partition(".")[0] == Path(name).parts[0]:
+            if top == "outlive" and rest.partition(".")[0] == Path(name).parts[0]:
                 # A neighbour, or a name in it: it is held to the same rule.
                 path = rest.replace(".", "/")
                 waiting += {f"{path}.py", f"{path.rpartition('/')[0]}.py"} & trees.keys()
-            elif top in IMPURE or (top == "holdfast" and rest.partition(".")[0] not in ROWS[0]):
+            elif top in IMPURE or (top == "outlive" and rest.partition(".")[0] not in ROWS[0]):
                 wrong.append(f"{name}: must be pure, but imports {target}")
         calls = [ast.unparse(node.func) for node in ast.walk(trees[name]) if isinstance(node, ast.Call)]
         wrong += [f"{name}: must be pure, but calls open()"] * calls.count("open")
@@ -137,22 +137,22 @@ def test_the_house_is_in_order(check):
 @pytest.mark.parametrize(
     ("check", "name", "source"),
     [
-        (wrong_imports, "_system/fds.py", "import holdfast._fleet.machine"),
-        (wrong_imports, "_system/fds.py", "from holdfast import loader"),
-        (wrong_imports, "_system/fds.py", "def late():\n    from holdfast.loader import DataLoader"),
+        (wrong_imports, "_system/fds.py", "import outlive._fleet.machine"),
+        (wrong_imports, "_system/fds.py", "from outlive import loader"),
+        (wrong_imports, "_system/fds.py", "def late():\n    from outlive.loader import DataLoader"),
         (wrong_imports, "_system/fds.py", "from ..engines import local"),
-        (wrong_imports, "_system/fds.py", "importlib.import_module('holdfast.engines')"),
-        (wrong_imports, "_fleet/runner.py", "from holdfast._transport import cells"),
-        (wrong_imports, "_transport/cells.py", "from holdfast._worker import loop"),
-        (wrong_imports, "records.py", "from holdfast._system import memory"),
-        (wrong_imports, "engines/local.py", "from holdfast import DataLoader"),
+        (wrong_imports, "_system/fds.py", "importlib.import_module('outlive.engines')"),
+        (wrong_imports, "_fleet/runner.py", "from outlive._transport import cells"),
+        (wrong_imports, "_transport/cells.py", "from outlive._worker import loop"),
+        (wrong_imports, "records.py", "from outlive._system import memory"),
+        (wrong_imports, "engines/local.py", "from outlive import DataLoader"),
         (wrong_imports, "attic.py", ""),
         (impurities, "_fleet/machine.py", "import os"),
         (impurities, "_fleet/machine.py", "import os.path as p"),
         (impurities, "_fleet/policy.py", "def jitter():\n    from time import monotonic"),
         (impurities, "_forensics/verdict.py", "import numpy as np"),
         (impurities, "_metrics/fold.py", "def read():\n    return open('x')"),
-        (impurities, "_fleet/machine.py", "from holdfast._system import memory"),
+        (impurities, "_fleet/machine.py", "from outlive._system import memory"),
         (untidy_modules, "records.py", "x = 1"),
         (untidy_modules, "records.py", '"""Doc."""' + "\n" * 500),
         (untidy_modules, "_fleet/_utils.py", '"""Doc."""'),
@@ -170,7 +170,7 @@ def test_a_check_complains_once_when_its_rule_is_broken(tmp_path, check, name, s
     assert complaints[0].startswith(f"{name}: ")
 
 
-@pytest.mark.parametrize("line", ["from holdfast._fleet import clock", "from holdfast._fleet.clock import now"])
+@pytest.mark.parametrize("line", ["from outlive._fleet import clock", "from outlive._fleet.clock import now"])
 def test_impurity_is_found_when_a_neighbour_brings_it(tmp_path, line):
     """Nobody makes the machine impure by moving the clock next door."""
     (tmp_path / "_fleet").mkdir()
@@ -183,11 +183,11 @@ def test_impurity_is_found_when_a_neighbour_brings_it(tmp_path, line):
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("_worker/loop.py", "from holdfast._transport import cells\nfrom holdfast._capture import blackbox"),
-        ("errors.py", "from holdfast.records import Incident"),
-        ("_fleet/machine.py", "from holdfast.records import Incident\nfrom holdfast._fleet.policy import decide"),
+        ("_worker/loop.py", "from outlive._transport import cells\nfrom outlive._capture import blackbox"),
+        ("errors.py", "from outlive.records import Incident"),
+        ("_fleet/machine.py", "from outlive.records import Incident\nfrom outlive._fleet.policy import decide"),
         ("_fleet/machine.py", "from . import policy\nimport dataclasses"),
-        ("__init__.py", "from holdfast.loader import DataLoader"),
+        ("__init__.py", "from outlive.loader import DataLoader"),
     ],
 )
 def test_no_check_complains_of_what_is_allowed(tmp_path, name, source):
@@ -200,9 +200,9 @@ def test_no_check_complains_of_what_is_allowed(tmp_path, name, source):
 
 @pytest.mark.alone
 def test_import_is_light_in_a_fresh_interpreter(tmp_path):
-    """`import holdfast` costs nobody a second: torch, ray and pyspark load when first needed."""
+    """`import outlive` costs nobody a second: torch, ray and pyspark load when first needed."""
     program = (
-        "import json, sys, time; start = time.process_time(); import holdfast;"
+        "import json, sys, time; start = time.process_time(); import outlive;"
         "print(json.dumps([(time.process_time() - start) * 1e3, sorted(sys.modules)]))"
     )
     runs = [

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast._capture import blackbox, stacks
-from holdfast._capture.blackbox import BlackBox
-from holdfast._fleet.dealing import MOST_SENT
-from holdfast._system import memory
-from holdfast.incident import InHand, Stage
+from outlive._capture import blackbox, stacks
+from outlive._capture.blackbox import BlackBox
+from outlive._fleet.dealing import MOST_SENT
+from outlive._system import memory
+from outlive.incident import InHand, Stage
 
 SECOND_NS = 1_000_000_000
 

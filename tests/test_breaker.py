@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast import Incident, IncidentKind, SourceUnavailableError, TooManyFaultsError, errors
-from holdfast import records as r
-from holdfast._fleet.breaker import ALIKE, Breaker, State
-from holdfast._forensics.ledger import Ledger
-from holdfast.incident import InHand, Stage
-from holdfast.loader.door import Door
-from holdfast.loader.source import IN_A_ROW, RATE, Source, cause_of
-from holdfast.records import SourceWord
-from holdfast.settings import FaultPolicy
+from outlive import Incident, IncidentKind, SourceUnavailableError, TooManyFaultsError, errors
+from outlive import records as r
+from outlive._fleet.breaker import ALIKE, Breaker, State
+from outlive._forensics.ledger import Ledger
+from outlive.incident import InHand, Stage
+from outlive.loader.door import Door
+from outlive.loader.source import IN_A_ROW, RATE, Source, cause_of
+from outlive.records import SourceWord
+from outlive.settings import FaultPolicy
 from simulated_fleet import failure
 
 PROBE, AGAIN, CONDEMN, LEAVE = SourceWord

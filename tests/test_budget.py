@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._forensics import surroundings
-from holdfast.engines.local.budget import ROOM_AGAIN_S, SAY_AGAIN_S, Budget, Told
+from outlive._forensics import surroundings
+from outlive.engines.local.budget import ROOM_AGAIN_S, SAY_AGAIN_S, Budget, Told
 
 MIB = 1 << 20
 GIB = 1 << 30

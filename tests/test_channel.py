@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast._system import channel as channels
-from holdfast._system import memory
-from holdfast._system.channel import HEADER_SIZE, INLINE_LIMIT, Channel, Frame
+from outlive._system import channel as channels
+from outlive._system import memory
+from outlive._system.channel import HEADER_SIZE, INLINE_LIMIT, Channel, Frame
 
 
 @contextmanager

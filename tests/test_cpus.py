@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from groups import cpu_group
-from holdfast._system import cpus
-from holdfast._system.cpus import Cpus, Throttled, throttled_share, usable_cpus
+from outlive._system import cpus
+from outlive._system.cpus import Cpus, Throttled, throttled_share, usable_cpus
 
 BURN = """
 import sys, time
-from holdfast._system import cpus
+from outlive._system import cpus
 sys.stdin.readline()
 before = cpus.look().throttling
 give_up_at = time.monotonic() + 60
@@ -124,7 +124,7 @@ def test_a_system_without_masks_has_the_machines_cpus(monkeypatch, tmp_path):
 def test_the_affinity_mask_of_a_real_process_is_minded():
     """As taskset and job schedulers set it."""
     one = min(os.sched_getaffinity(0))
-    program = f"import os; os.sched_setaffinity(0, {{{one}}}); from holdfast._system import cpus"
+    program = f"import os; os.sched_setaffinity(0, {{{one}}}); from outlive._system import cpus"
 
     ended = subprocess.run(
         [sys.executable, "-c", f"{program}; print(cpus.usable_cpus())"], capture_output=True, text=True, check=True

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import trends
-from holdfast._capture.blackbox import Reason
-from holdfast._worker.creep import Creep, Descriptors, Gauge, Threads
-from holdfast.evidence import Creep as Told
-from holdfast.evidence import CreepKind
+from outlive import trends
+from outlive._capture.blackbox import Reason
+from outlive._worker.creep import Creep, Descriptors, Gauge, Threads
+from outlive.evidence import Creep as Told
+from outlive.evidence import CreepKind
 from transport.watching import wait_until
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast import records as r
-from holdfast._fleet.crew import HOLD_S, SETTLE_S
-from holdfast._fleet.machine import Machine
-from holdfast.evidence import Evidence, MemorySample, Oom, Surroundings, Worked
-from holdfast.incident import Exit, IncidentKind, InHand, Stage
-from holdfast.settings import FaultPolicy
+from outlive import records as r
+from outlive._fleet.crew import HOLD_S, SETTLE_S
+from outlive._fleet.machine import Machine
+from outlive.evidence import Evidence, MemorySample, Oom, Surroundings, Worked
+from outlive.incident import Exit, IncidentKind, InHand, Stage
+from outlive.settings import FaultPolicy
 
 GIB = 1 << 30
 KILLED = Evidence(Worked(memory=(MemorySample(1.0, 3 * GIB, None),)), surroundings=Surroundings(oom=Oom(group_kills=1)))

@@ -8,17 +8,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast._capture import blackbox
-from holdfast._capture.blackbox import BlackBox
-from holdfast._system import channel as channels
-from holdfast._system import nameless
-from holdfast._system.channel import Channel
-from holdfast._transport import wire
-from holdfast._transport.cells import Arena
-from holdfast._transport.wire import Kind
-from holdfast._worker.loop import Desk
-from holdfast.loader.source import Doubt, Source
-from holdfast.records import AnswerDoubt, SourceWord
+from outlive._capture import blackbox
+from outlive._capture.blackbox import BlackBox
+from outlive._system import channel as channels
+from outlive._system import nameless
+from outlive._system.channel import Channel
+from outlive._transport import wire
+from outlive._transport.cells import Arena
+from outlive._transport.wire import Kind
+from outlive._worker.loop import Desk
+from outlive.loader.source import Doubt, Source
+from outlive.records import AnswerDoubt, SourceWord
 from simulated_fleet import failure
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import holdfast
-from holdfast.settings import FaultPolicy
-from holdfast.verdicts import Name, Verdict
+import outlive
+from outlive.settings import FaultPolicy
+from outlive.verdicts import Name, Verdict
 
 ROOT = Path(__file__).parents[1]
 RUNNABLE = [
@@ -45,7 +45,7 @@ LINK = re.compile(r"\[[^\]]+\]\(([^)#]+)(?:#[^)]*)?\)")
 PREAMBLE = """
 import logging, torch, torch.multiprocessing
 torch.multiprocessing.set_start_method("fork")  # blocks are not modules: nothing else could find their classes
-logging.getLogger("holdfast").setLevel(logging.CRITICAL)
+logging.getLogger("outlive").setLevel(logging.CRITICAL)
 dataset = torch.utils.data.TensorDataset(torch.zeros(128, 3, 8, 8), torch.zeros(128))
 def train_step(images, labels):
     assert len(images) == len(labels) == 64
@@ -146,7 +146,7 @@ def test_readme_has_every_option_of_spawn_with_its_default():
     """Those beyond torch's own."""
     told = dict(re.findall(r"^\| `(\w+)=` \| `(.+?)` \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.M))
     theirs = inspect.signature(torch.multiprocessing.spawn).parameters
-    ours = inspect.signature(holdfast.spawn).parameters
+    ours = inspect.signature(outlive.spawn).parameters
 
     assert told == {name: repr(option.default) for name, option in ours.items() if name not in theirs}
     assert list(ours)[: len(theirs)] == list(theirs)
@@ -155,7 +155,7 @@ def test_readme_has_every_option_of_spawn_with_its_default():
 def loader_options() -> dict[str, str]:
     """What `DataLoader` takes beyond torch's own."""
     theirs = inspect.signature(torch.utils.data.DataLoader.__init__).parameters
-    ours = inspect.signature(holdfast.DataLoader.__init__).parameters
+    ours = inspect.signature(outlive.DataLoader.__init__).parameters
     return {name: repr(parameter.default).replace("'", '"') for name, parameter in ours.items() if name not in theirs}
 
 

@@ -15,18 +15,18 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-import holdfast
+import outlive
 from epochal import Epochal, EpochalNoise, EpochalStream, Twice
 from specimens import Kills
 
 METHODS = ("fork", "spawn", "forkserver")
 
 
-def loader_of(dataset: Any, **more: Any) -> holdfast.DataLoader[Any]:
-    return holdfast.DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True, **more)
+def loader_of(dataset: Any, **more: Any) -> outlive.DataLoader[Any]:
+    return outlive.DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True, **more)
 
 
-def samples_of(loader: holdfast.DataLoader[Any]) -> list[tuple[int, ...]]:
+def samples_of(loader: outlive.DataLoader[Any]) -> list[tuple[int, ...]]:
     return sorted(map(tuple, loader))
 
 
@@ -91,7 +91,7 @@ def test_random_numbers_are_those_of_an_undisturbed_run_when_a_worker_dies_after
 
 def test_nothing_is_kept_of_a_dataset_when_its_loader_is_gone():
     """And calls that nobody listens to cost nothing."""
-    from holdfast.loader import epochs
+    from outlive.loader import epochs
 
     dataset = Epochal()
     loader = loader_of(dataset)
@@ -107,7 +107,7 @@ def test_nothing_is_kept_of_a_dataset_when_its_loader_is_gone():
 
 def test_it_is_said_when_a_call_cannot_travel(caplog):
     """The workers go on with what they have."""
-    caplog.set_level(logging.WARNING, "holdfast")
+    caplog.set_level(logging.WARNING, "outlive")
     dataset = EpochalStream()
     loader = loader_of(dataset)
     list(loader)

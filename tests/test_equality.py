@@ -27,7 +27,7 @@ import torch
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 
-import holdfast
+import outlive
 import specimens as s
 from peer import OURS, TORCH, Raised, Run, differences, raised_by, run, without_addresses
 
@@ -782,7 +782,7 @@ def test_deaths_do_not_show_under_another_start_method(method, tmp_path):
     )
 
 
-class _Shot(holdfast.DataLoader[Any]):
+class _Shot(outlive.DataLoader[Any]):
     """Loses a process from outside after every third step, and all of them after each epoch."""
 
     def shoot(self, number: int) -> None:
@@ -824,7 +824,7 @@ class ShotWorkers(_Shot):
 class ShotZygotes(_Shot):
     def shoot(self, number: int) -> None:
         for child in psutil.Process().children():
-            if child.name() == "holdfast-zygote":
+            if child.name() == "outlive-zygote":
                 _kill(child.pid)
 
 

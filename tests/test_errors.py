@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import errors
-from holdfast._forensics.ledger import Quarantine, StreamIndex
-from holdfast.incident import Exit, Failure, Incident, IncidentKind, InHand, Stage, first_line
-from holdfast.loader.raising import note, rebuilt
-from holdfast.plain import plain
-from holdfast.statistics import SlotStatistics, Statistics
+import outlive
+from outlive import errors
+from outlive._forensics.ledger import Quarantine, StreamIndex
+from outlive.incident import Exit, Failure, Incident, IncidentKind, InHand, Stage, first_line
+from outlive.loader.raising import note, rebuilt
+from outlive.plain import plain
+from outlive.statistics import SlotStatistics, Statistics
 
-PACKAGE = Path(holdfast.__file__).parent
+PACKAGE = Path(outlive.__file__).parent
 
 STACK = f"""Fatal Python error: Segmentation fault
 
@@ -332,7 +332,7 @@ def test_a_hang_error_offers_a_timeout_that_would_have_let_it_pass():
     assert "FaultPolicy(sample_timeout=312)   if such a sample is only slow" in str(error)
 
 
-def test_the_python_line_ends_where_holdfast_begins():
+def test_the_python_line_ends_where_outlive_begins():
     """The user's frames, innermost first, three at most."""
     deep = STACK.replace(
         "in decode\n", 'in decode\n  File "/a/codec.py", line 5 in inner\n  File "/a/b.py", line 6 in g\n'
@@ -349,9 +349,9 @@ def test_the_python_line_is_that_of_the_thread_that_died():
     assert errors.python_line(STACK_WITH_THREADS) == "dataset.py:88 decode  ←  dataset.py:61 __getitem__"
 
 
-def test_the_python_line_is_there_when_the_users_project_is_called_holdfast():
+def test_the_python_line_is_there_when_the_users_project_is_called_outlive():
     """Only frames of the package itself are left out."""
-    stack = 'Current thread 0x1 (most recent call first):\n  File "/home/me/holdfast/train.py", line 7 in __getitem__\n'
+    stack = 'Current thread 0x1 (most recent call first):\n  File "/home/me/outlive/train.py", line 7 in __getitem__\n'
 
     assert errors.python_line(stack) == "train.py:7 __getitem__"
 
@@ -443,7 +443,7 @@ def test_an_error_survives_pickling_with_its_fields(error):
     assert type(again) is type(error)
     assert str(again) == "m"
     assert vars(again) == vars(error)
-    assert isinstance(error, (errors.HoldfastError, RuntimeError))
+    assert isinstance(error, (errors.OutliveError, RuntimeError))
     assert isinstance(error, RuntimeError)
 
 
@@ -461,7 +461,7 @@ def test_a_workers_exception_carries_a_note_with_sample_worker_and_batch():
 
     assert type(error) is ValueError
     assert str(error) == "Caught ValueError in DataLoader worker process 3.\nOriginal Traceback …\nValueError: bad\n"
-    assert error.__notes__ == ["holdfast: sample 18204, batch 142 of epoch 1, worker 3 (pid 4127)"]
+    assert error.__notes__ == ["outlive: sample 18204, batch 142 of epoch 1, worker 3 (pid 4127)"]
     assert error.incident.index is None  # type: ignore[attr-defined]
 
 
@@ -469,7 +469,7 @@ def test_the_note_says_what_is_known_where_no_sample_is():
     """worker_init_fn belongs to no batch."""
     nowhere = incident(indices=(), batch=-1, pid=-1, in_hand=InHand(Stage.PREPARING))
 
-    assert note(nowhere) == "holdfast: running worker_init_fn or iter(dataset), worker 3"
+    assert note(nowhere) == "outlive: running worker_init_fn or iter(dataset), worker 3"
 
 
 def test_a_class_that_the_trainer_does_not_know_becomes_a_runtime_error():

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._fleet.growth import Sample, growth_of
-from holdfast.evidence import Growth, GrowthKind
+from outlive._fleet.growth import Sample, growth_of
+from outlive.evidence import Growth, GrowthKind
 
 MIB = 1 << 20
 

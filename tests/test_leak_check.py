@@ -1,6 +1,6 @@
 """The leak check itself: what it must report, and what it must let pass.
 
-Reads   what `holdfast.testing.leaks` answers in this process, and what a small pytest run under it prints.
+Reads   what `outlive.testing.leaks` answers in this process, and what a small pytest run under it prints.
 Writes  real leaks, which each test takes back.
 Never   a mock.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing import leaks as leak_check
+from outlive.testing import leaks as leak_check
 
 TESTS = Path(__file__).parent
 AT_ONCE_S = 0.1
@@ -139,7 +139,7 @@ def test_memory_of_our_own_that_a_stranger_made_is_let_pass(before):
     """Its name has the pid; of a process that is gone it is a leak of somebody's, and told."""
     gone = subprocess.Popen(["true"])
     gone.wait()
-    names = {f"hf-{pid}-1x": pid for pid in (os.getppid(), os.getpid(), gone.pid)}
+    names = {f"outlive-{pid}-1x": pid for pid in (os.getppid(), os.getpid(), gone.pid)}
     for name in names:
         Path("/dev/shm", name).touch()
 
@@ -156,7 +156,7 @@ def test_shared_memory_of_a_stranger_is_let_pass(before):
     # To its child this process is the stranger: a family is a process and its descendants.
     question = f"leak_check._held_by_strangers(frozenset({{{segment.name!r}, 'psm_of_nobody'}}))"
     answer = subprocess.run(
-        [sys.executable, "-c", f"from holdfast.testing import leaks as leak_check; print({question})"],
+        [sys.executable, "-c", f"from outlive.testing import leaks as leak_check; print({question})"],
         cwd=TESTS,
         stdout=subprocess.PIPE,
         text=True,

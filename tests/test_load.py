@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._capture import blackbox
-from holdfast._capture.blackbox import BlackBox
-from holdfast._capture.load import LoadMeter, _Look, shares
-from holdfast._fleet.load import Figures, advice
-from holdfast._system import nameless
-from holdfast.incident import Stage
-from holdfast.statistics import Load
+from outlive._capture import blackbox
+from outlive._capture.blackbox import BlackBox
+from outlive._capture.load import LoadMeter, _Look, shares
+from outlive._fleet.load import Figures, advice
+from outlive._system import nameless
+from outlive.incident import Stage
+from outlive.statistics import Load
 
 SECOND = 1_000_000_000
 

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast import records as r
-from holdfast._fleet import policy as rules
-from holdfast._fleet.dealing import MOST_SENT
-from holdfast._fleet.halving import Halving
-from holdfast._fleet.machine import LEAST_STARTS, Machine
-from holdfast.incident import Decision, Exit, Failure, IncidentKind, InHand, Stage
-from holdfast.records import MOST_SUBSTITUTES, LimitKind, Outcome, Plan
-from holdfast.settings import FaultPolicy
+from outlive import records as r
+from outlive._fleet import policy as rules
+from outlive._fleet.dealing import MOST_SENT
+from outlive._fleet.halving import Halving
+from outlive._fleet.machine import LEAST_STARTS, Machine
+from outlive.incident import Decision, Exit, Failure, IncidentKind, InHand, Stage
+from outlive.records import MOST_SUBSTITUTES, LimitKind, Outcome, Plan
+from outlive.settings import FaultPolicy
 from simulated_fleet import NO_LIMITS, failure
 
 # ---------------------------------------------------------------- by hand

@@ -12,10 +12,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast._fleet.breaker import State
-from holdfast.incident import Decision
-from holdfast.records import MOST_SUBSTITUTES, Outcome
-from holdfast.settings import FaultPolicy
+from outlive._fleet.breaker import State
+from outlive.incident import Decision
+from outlive.records import MOST_SUBSTITUTES, Outcome
+from outlive.settings import FaultPolicy
 from simulated_fleet import NO_LIMITS, RULES, STEPS, Fleet, World, interpret, worlds
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torch.utils.data import Dataset
 
-import holdfast
-from holdfast._worker.manners import Manners
+import outlive
+from outlive._worker.manners import Manners
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setscheduler"), reason="nobody gives way on this system")
 
@@ -34,7 +34,7 @@ class Policies(Dataset[Any]):
 
 
 def policies(dataset: Policies) -> list[int]:
-    loader = holdfast.DataLoader(dataset, batch_size=4, num_workers=1)
+    loader = outlive.DataLoader(dataset, batch_size=4, num_workers=1)
     return [int(policy) for batch in loader for policy in batch]
 
 

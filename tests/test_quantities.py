@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.quantities import in_words, parse_bytes, parse_bytes_or_share
+from outlive.quantities import in_words, parse_bytes, parse_bytes_or_share
 
 GIB = 1 << 30
 

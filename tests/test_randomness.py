@@ -20,8 +20,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast._worker import randomness
-from holdfast._worker.randomness import Randomness
+from outlive._worker import randomness
+from outlive._worker.randomness import Randomness
 
 
 @pytest.fixture(autouse=True)
@@ -162,14 +162,14 @@ def test_the_same_state_reads_the_same_and_another_does_not():
 
 def test_a_state_fits_into_the_black_box():
     """Both ways of reading it."""
-    from holdfast._capture import blackbox
+    from outlive._capture import blackbox
 
     assert len(Randomness().read()) <= blackbox._STATE_ROOM
 
 
 def test_a_slow_state_fits_into_the_black_box(monkeypatch):
     """Where the generators' words are not where we think, they are pickled."""
-    from holdfast._capture import blackbox
+    from outlive._capture import blackbox
 
     random.gauss(0, 1)
     np.random.randn()
@@ -203,7 +203,7 @@ def test_nothing_is_imported_that_the_user_did_not_import():
     said = run_alone(
         """
         import random, sys
-        from holdfast._worker.randomness import Randomness
+        from outlive._worker.randomness import Randomness
         generators = Randomness()
         random.gauss(0, 1)
         state = generators.read()
@@ -221,7 +221,7 @@ def test_a_generator_that_is_imported_later_is_read_from_then_on():
     """A worker may import NumPy with its first sample."""
     run_alone(
         """
-        from holdfast._worker.randomness import Randomness
+        from outlive._worker.randomness import Randomness
         generators = Randomness()
         generators.read()
         import numpy
@@ -240,7 +240,7 @@ def test_numpys_bit_generator_may_be_exchanged(kind):
     run_alone(
         f"""
         import numpy
-        from holdfast._worker.randomness import Randomness
+        from outlive._worker.randomness import Randomness
         for look_before in (False, True):
             numpy.random.set_bit_generator(numpy.random.MT19937(1))
             generators = Randomness()

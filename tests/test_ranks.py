@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from holdfast._system.bond import GAVE_UP, Bond, Fallen
+from outlive._system.bond import GAVE_UP, Bond, Fallen
 from ranked import BATCH, SAMPLES
 from transport.watching import wait_until
 
@@ -106,7 +106,7 @@ def test_the_others_end_although_they_wait_in_a_collective(tmp_path: Path) -> No
     well, faulty = job(tmp_path, "caught", first_to_end=0)
 
     assert well.status == 1
-    assert "holdfast: rank 1 gave up: TooManyFaultsError: " in well.err
+    assert "outlive: rank 1 gave up: TooManyFaultsError: " in well.err
     assert "has stood still for 1 s" in well.err
     assert "all_reduce" in well.err
     assert faulty.status == 1
@@ -125,7 +125,7 @@ def test_a_collective_that_fails_for_a_lost_rank_names_it(tmp_path: Path, mode: 
     well, lost = job(tmp_path, mode)
 
     assert well.status == 1, (well, lost)
-    assert f"holdfast: {words}" in well.err or f"RankFailedError: {words}" in well.err, (well.err[-3000:], lost)
+    assert f"outlive: {words}" in well.err or f"RankFailedError: {words}" in well.err, (well.err[-3000:], lost)
 
 
 def test_a_rank_that_is_done_alarms_nobody(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_rank_that_is_done_alarms_nobody(tmp_path: Path) -> None:
 
     assert (well.status, faulty.status) == (0, 0), well.err[-3000:]
     assert "rank 0 is well" in well.out
-    assert "holdfast:" not in well.err
+    assert "outlive:" not in well.err
 
 
 # ---------------------------------------------------------------- the bond itself
@@ -218,4 +218,4 @@ def test_no_thread_is_left(bonds: list[Bond]) -> None:
     for bond in bonds:
         bond.close()
 
-    assert not [thread for thread in threading.enumerate() if thread.name == "holdfast-ranks"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "outlive-ranks"]

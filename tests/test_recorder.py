@@ -33,11 +33,11 @@ import pytest
 
 from faults import crashes
 from faults.crashes import CODE, PEEK_CALL, WILD, page, run
-from holdfast._capture import blackbox, crash, stacks
-from holdfast._capture.blackbox import BlackBox
-from holdfast._system import memory
-from holdfast.crashes import CrashRecord, Region
-from holdfast.incident import Stage
+from outlive._capture import blackbox, crash, stacks
+from outlive._capture.blackbox import BlackBox
+from outlive._system import memory
+from outlive.crashes import CrashRecord, Region
+from outlive.incident import Stage
 
 SOURCE = Path(crash.__file__).with_name("recorder.c")
 WRITING, SAVED = 1, 3
@@ -639,8 +639,8 @@ def test_an_illegal_instruction_is_saved_when_memory_may_not_be_read(box):
 EMULATED = """
 import os, sys, resource
 from faults.crashes import CODE, page, run
-from holdfast._capture import blackbox, crash, stacks
-from holdfast._system import memory
+from outlive._capture import blackbox, crash, stacks
+from outlive._system import memory
 fd, stack_fd = memory.create(blackbox.SIZE), memory.create(stacks.SIZE)
 mapped = memory.attach(fd)
 box = blackbox.BlackBox(mapped)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-import holdfast
+import outlive
 import specimens as s
 from peer import differences, seed_trainer
 
@@ -149,7 +149,7 @@ def train(steps: Any) -> list[Any]:
 def resumed(arguments: Arguments, checkpoint: tuple[bytes, list[Any]], **more: Any) -> Any:
     """A loader in another life of the trainer, which restores its own random state."""
     seed_trainer(991)
-    loader = holdfast.DataLoader(**arguments(), **more)
+    loader = outlive.DataLoader(**arguments(), **more)
     loader.load_state_dict(pickle.loads(checkpoint[0]))
     set_trainer_randomness(checkpoint[1])
     return loader
@@ -165,7 +165,7 @@ def assert_goes_on(arguments: Arguments, after: Any = None, later: Arguments | N
     None: all of the first epoch, and of the second the first.
     """
     seed_trainer()
-    loader = holdfast.DataLoader(**arguments(), **more)
+    loader = outlive.DataLoader(**arguments(), **more)
     checkpoints, steps, ends = [told(loader)], [], [0]
     places = [0]
     for _ in range(2):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-import holdfast
+import outlive
 import specimens as s
 from peer import differences, seed_trainer
 
@@ -26,13 +26,13 @@ def batches_of(iterator: Any, count: int) -> list[Any]:
 
 def undisturbed(**arguments: Any) -> list[Any]:
     seed_trainer()
-    return list(holdfast.DataLoader(**arguments))
+    return list(outlive.DataLoader(**arguments))
 
 
 def state_after(count: int, **arguments: Any) -> tuple[dict[str, Any], Any]:
     """A position, by way of bytes; and the loader it is of."""
     seed_trainer()
-    loader = holdfast.DataLoader(**arguments)
+    loader = outlive.DataLoader(**arguments)
     iterator = iter(loader)
     batches_of(iterator, count)
     return pickle.loads(pickle.dumps(loader.state_dict())), loader
@@ -58,12 +58,12 @@ def test_deaths_before_and_after_do_not_show(tmp_path, stream):
     whole = undisturbed(dataset=dataset(None), batch_size=2, num_workers=2)
     seed_trainer()
     dying = dataset(s.Kills(before, {1: {1}, 13: {1}}))
-    loader = holdfast.DataLoader(dying, batch_size=2, num_workers=2)
+    loader = outlive.DataLoader(dying, batch_size=2, num_workers=2)
     iterator = iter(loader)
     got = batches_of(iterator, 5)
     state = loader.state_dict()
     del iterator
-    again = holdfast.DataLoader(dataset(s.Kills(after, {9: {1}, 21: {1}})), batch_size=2, num_workers=2)
+    again = outlive.DataLoader(dataset(s.Kills(after, {9: {1}, 21: {1}})), batch_size=2, num_workers=2)
     again.load_state_dict(state)
 
     assert differences(got + list(again), whole) == []
@@ -81,13 +81,13 @@ def test_a_slot_stands_where_its_dead_worker_was_while_the_next_one_starts(tmp_p
 
     whole = undisturbed(dataset=dataset(None), batch_size=2, num_workers=1, prefetch_factor=4)
     seed_trainer()
-    loader = holdfast.DataLoader(dataset(s.Kills(tmp_path, {9: {1}})), batch_size=2, num_workers=1, prefetch_factor=4)
+    loader = outlive.DataLoader(dataset(s.Kills(tmp_path, {9: {1}})), batch_size=2, num_workers=1, prefetch_factor=4)
     iterator = iter(loader)
     got = batches_of(iterator, 2)
     while not iterator._machine.restarts:
         iterator._runner.wait(60)
     state = loader.state_dict()
-    again = holdfast.DataLoader(dataset(None), batch_size=2, num_workers=1)
+    again = outlive.DataLoader(dataset(None), batch_size=2, num_workers=1)
     again.load_state_dict(state)
 
     assert differences(got + list(again), whole) == []
@@ -98,12 +98,12 @@ def test_a_slot_stands_at_the_delivered_batch_however_far_its_worker_is():
     arguments: dict[str, Any] = {"dataset": s.Noisy(40), "num_workers": 1, "prefetch_factor": 30}
     whole = undisturbed(**arguments)
     seed_trainer()
-    loader = holdfast.DataLoader(**arguments)
+    loader = outlive.DataLoader(**arguments)
     iterator = iter(loader)
     got = batches_of(iterator, 3)
     while len(iterator._runner.concluded) < len(iterator._outstanding):
         iterator._runner.wait(60)
-    again = holdfast.DataLoader(**arguments)
+    again = outlive.DataLoader(**arguments)
     again.load_state_dict(loader.state_dict())
 
     assert differences(got + list(again), whole) == []
@@ -113,9 +113,9 @@ def test_quarantine_and_counts_are_taken_along(tmp_path):
     """A sample that has killed two workers kills no third one in the trainer's next life."""
     deadly = s.Kills(tmp_path, {4: {1, 2, 3, 4}})
     seed_trainer()
-    loader = holdfast.DataLoader(s.Noisy(kills=deadly), batch_size=2, num_workers=2, faults="skip")
+    loader = outlive.DataLoader(s.Noisy(kills=deadly), batch_size=2, num_workers=2, faults="skip")
     got = list(loader)
-    again = holdfast.DataLoader(s.Noisy(kills=deadly), batch_size=2, num_workers=2, faults="skip")
+    again = outlive.DataLoader(s.Noisy(kills=deadly), batch_size=2, num_workers=2, faults="skip")
     again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
     restored = again.statistics()
     more = list(again)
@@ -132,7 +132,7 @@ def test_a_sample_that_has_killed_once_has_one_try_less(tmp_path):
     """What was counted of a batch under way counts on: it is poison at its second death, not at its third."""
     deadly = s.Kills(tmp_path, {6: {1, 2, 3, 4}})
     seed_trainer()
-    loader = holdfast.DataLoader(s.Noisy(8, kills=deadly), batch_size=2, num_workers=1, prefetch_factor=4)
+    loader = outlive.DataLoader(s.Noisy(8, kills=deadly), batch_size=2, num_workers=1, prefetch_factor=4)
     iterator = iter(loader)
     batches_of(iterator, 3)
     machine = iterator._machine
@@ -141,7 +141,7 @@ def test_a_sample_that_has_killed_once_has_one_try_less(tmp_path):
     state = loader.state_dict()
     iterator._shutdown_workers()
     times_before = (tmp_path / "moment-6").stat().st_size
-    again = holdfast.DataLoader(s.Noisy(8, kills=deadly), batch_size=2, num_workers=1, faults="skip")
+    again = outlive.DataLoader(s.Noisy(8, kills=deadly), batch_size=2, num_workers=1, faults="skip")
     again.load_state_dict(state)
     got = list(again)
 
@@ -156,7 +156,7 @@ def test_a_sample_that_has_killed_once_has_one_try_less(tmp_path):
 def test_a_loader_goes_back_to_its_own_positions(persistent):
     """With an iterator alive, and more than once."""
     seed_trainer()
-    loader = holdfast.DataLoader(s.Noisy(13), batch_size=2, shuffle=True, num_workers=2, persistent_workers=persistent)
+    loader = outlive.DataLoader(s.Noisy(13), batch_size=2, shuffle=True, num_workers=2, persistent_workers=persistent)
     iterator = iter(loader)
     first = batches_of(iterator, 2)
     state = loader.state_dict()
@@ -180,12 +180,12 @@ def test_a_position_outlives_the_iterator_that_was_left_in_the_middle():
     for workers in (0, 2):
         whole = undisturbed(**arguments, num_workers=workers)
         seed_trainer()
-        loader = holdfast.DataLoader(**arguments, num_workers=workers)
+        loader = outlive.DataLoader(**arguments, num_workers=workers)
         for number, _ in enumerate(loader):
             if number == 2:
                 break
         state = loader.state_dict()
-        again = holdfast.DataLoader(**arguments, num_workers=workers)
+        again = outlive.DataLoader(**arguments, num_workers=workers)
         again.load_state_dict(state)
 
         assert differences(list(again), whole[3:]) == []
@@ -200,15 +200,15 @@ def test_samples_go_on_in_order_with_another_number_of_workers(workers, later, c
     arguments: dict[str, Any] = {"dataset": s.Noisy(21), "batch_size": 2, "shuffle": True}
     whole = undisturbed(**arguments, num_workers=workers)
     state, _ = state_after(3, **arguments, num_workers=workers)
-    with caplog.at_level(logging.INFO, "holdfast"):
-        again = holdfast.DataLoader(**arguments, num_workers=later)
+    with caplog.at_level(logging.INFO, "outlive"):
+        again = outlive.DataLoader(**arguments, num_workers=later)
         again.load_state_dict(state)
         got = list(again)
 
     assert indices_in(got) == indices_in(whole[3:])
     assert ("seeded by batch" in caplog.text) == bool(later)
     if later:
-        once_more = holdfast.DataLoader(**arguments, num_workers=1)
+        once_more = outlive.DataLoader(**arguments, num_workers=1)
         once_more.load_state_dict(state)
         assert differences(list(once_more), got) == []
 
@@ -218,7 +218,7 @@ def test_auto_goes_on_bit_for_bit_with_a_fixed_number(caplog):
     arguments: dict[str, Any] = {"dataset": s.Noisy(21), "batch_size": 2, "shuffle": True}
     whole = undisturbed(**arguments, num_workers="auto")
     state, _ = state_after(4, **arguments, num_workers="auto")
-    again = holdfast.DataLoader(**arguments, num_workers=2)
+    again = outlive.DataLoader(**arguments, num_workers=2)
     again.load_state_dict(state)
 
     assert differences(list(again), whole[4:]) == []
@@ -227,10 +227,10 @@ def test_auto_goes_on_bit_for_bit_with_a_fixed_number(caplog):
 def test_nothing_is_lost_or_twice_out_of_order():
     """Batches that were under way are done again, whoever had them."""
     seed_trainer()
-    loader = holdfast.DataLoader(s.Noisy(24), batch_size=2, num_workers=3, in_order=False)
+    loader = outlive.DataLoader(s.Noisy(24), batch_size=2, num_workers=3, in_order=False)
     iterator = iter(loader)
     got = batches_of(iterator, 5)
-    again = holdfast.DataLoader(s.Noisy(24), batch_size=2, num_workers=3, in_order=False)
+    again = outlive.DataLoader(s.Noisy(24), batch_size=2, num_workers=3, in_order=False)
     again.load_state_dict(loader.state_dict())
 
     assert sorted(indices_in(got + list(again))) == list(range(24))
@@ -249,27 +249,27 @@ def test_a_state_that_does_not_fit_is_refused_with_both_values(other, words):
     arguments: dict[str, Any] = {"dataset": s.Noisy(), "batch_size": 2, "num_workers": 0}
     state, _ = state_after(1, **arguments)
 
-    with pytest.raises(holdfast.PositionError, match=words):
-        holdfast.DataLoader(**{**arguments, **other}).load_state_dict(state)
+    with pytest.raises(outlive.PositionError, match=words):
+        outlive.DataLoader(**{**arguments, **other}).load_state_dict(state)
 
 
 def test_streams_are_not_dealt_out_to_another_number_of_workers():
     """Each is one worker's; between epochs it does not matter."""
     state, loader = state_after(1, dataset=s.Stream(6, 6), batch_size=2, num_workers=2)
-    other = holdfast.DataLoader(s.Stream(6, 6), batch_size=2, num_workers=1)
+    other = outlive.DataLoader(s.Stream(6, 6), batch_size=2, num_workers=1)
 
-    with pytest.raises(holdfast.PositionError, match="num_workers is 1, in the state it is 2"):
+    with pytest.raises(outlive.PositionError, match="num_workers is 1, in the state it is 2"):
         other.load_state_dict(state)
     list(loader)
     other.load_state_dict(loader.state_dict())
     assert len(list(other)) == 3
 
 
-@pytest.mark.parametrize("state", [{"_snapshot": {}}, {"holdfast": 99}, 7])
+@pytest.mark.parametrize("state", [{"_snapshot": {}}, {"outlive": 99}, 7])
 def test_what_is_no_state_is_refused(state):
     """Whatever somebody finds in an old checkpoint."""
-    with pytest.raises(holdfast.PositionError, match=r"no state of holdfast|has format 99"):
-        holdfast.DataLoader(s.Noisy()).load_state_dict(state)
+    with pytest.raises(outlive.PositionError, match=r"no state of outlive|has format 99"):
+        outlive.DataLoader(s.Noisy()).load_state_dict(state)
 
 
 # ---------------------------------------------------------------- what a state is
@@ -278,7 +278,7 @@ def test_what_is_no_state_is_refused(state):
 def test_a_state_is_small_and_plain():
     """Under 100 KiB for a shuffled million with four workers; JSON and torch.load can carry it."""
     data = torch.utils.data.TensorDataset(torch.zeros(1_000_000, dtype=torch.int8))
-    loader = holdfast.DataLoader(data, batch_size=64, shuffle=True, num_workers=4)
+    loader = outlive.DataLoader(data, batch_size=64, shuffle=True, num_workers=4)
     iterator = iter(loader)
     batches_of(iterator, 9)
     quiet = loader.state_dict()
@@ -307,21 +307,21 @@ def test_a_position_is_written_every_so_many_batches(tmp_path):
     arguments: dict[str, Any] = {"dataset": s.Noisy(14), "batch_size": 2, "num_workers": 2}
     whole = undisturbed(**arguments)
     seed_trainer()
-    loader = holdfast.DataLoader(**arguments, journal_position=path, journal_every=3)
+    loader = outlive.DataLoader(**arguments, journal_position=path, journal_every=3)
 
     assert loader.load_position() is None
     iterator = iter(loader)
     batches_of(iterator, 6)
     del iterator
     for asked, left in ((None, 1), (6, 1), (3, 4)):
-        again = holdfast.DataLoader(**arguments, journal_position=path, journal_every=3)
+        again = outlive.DataLoader(**arguments, journal_position=path, journal_every=3)
         assert again.load_position(asked) == (asked or 6)
-        assert differences(list(holdfast_without_file(again)), whole[-left:]) == []
-    with pytest.raises(holdfast.PositionError, match=r"positions after 3 batches \(epoch 0\), 6 batches.*none with 5"):
-        holdfast.DataLoader(**arguments, journal_position=path).load_position(5)
+        assert differences(list(outlive_without_file(again)), whole[-left:]) == []
+    with pytest.raises(outlive.PositionError, match=r"positions after 3 batches \(epoch 0\), 6 batches.*none with 5"):
+        outlive.DataLoader(**arguments, journal_position=path).load_position(5)
 
 
-def holdfast_without_file(loader: Any) -> Any:
+def outlive_without_file(loader: Any) -> Any:
     """So that one look at a file is no new position in it."""
     loader._bookmark.file = None
     return loader
@@ -332,23 +332,23 @@ def test_a_position_at_the_end_of_an_epoch_begins_the_next(tmp_path):
     path = tmp_path / "position"
     arguments: dict[str, Any] = {"dataset": s.Noisy(12), "batch_size": 2, "journal_position": path, "journal_every": 2}
     seed_trainer()
-    list(holdfast.DataLoader(**arguments))
+    list(outlive.DataLoader(**arguments))
 
     for epoch, left in ((0, 0), (1, 6), (None, 6)):
-        again = holdfast.DataLoader(**arguments)
+        again = outlive.DataLoader(**arguments)
         assert again.load_position(6, epoch) == 6
-        assert len(list(holdfast_without_file(again))) == left
-    assert len(list(holdfast_without_file(holdfast.DataLoader(**arguments, journal_resume=True)))) == 6
+        assert len(list(outlive_without_file(again))) == left
+    assert len(list(outlive_without_file(outlive.DataLoader(**arguments, journal_resume=True)))) == 6
 
 
 def test_a_damaged_position_is_refused_and_a_full_disk_ends_nothing(tmp_path, caplog):
     """A wrong position is worse than none; none is no reason to stop."""
     path = tmp_path / "position"
-    path.write_bytes(b"holdfast position 1\nxxxxrubbish")
+    path.write_bytes(b"outlive position 1\nxxxxrubbish")
 
-    with pytest.raises(holdfast.PositionError, match="damaged"):
-        holdfast.DataLoader(s.Noisy(), journal_position=path, journal_resume=True)
-    gone = holdfast.DataLoader(s.Noisy(6), journal_position=tmp_path / "no" / "folder", journal_every=2)
+    with pytest.raises(outlive.PositionError, match="damaged"):
+        outlive.DataLoader(s.Noisy(), journal_position=path, journal_resume=True)
+    gone = outlive.DataLoader(s.Noisy(6), journal_position=tmp_path / "no" / "folder", journal_every=2)
     assert len(list(gone)) == 6
     assert "could not be written" in caplog.text
 
@@ -357,10 +357,10 @@ def test_a_damaged_position_is_refused_and_a_full_disk_ends_nothing(tmp_path, ca
 def test_the_interval_is_checked(wrong):
     """A clear error for what makes no sense."""
     with pytest.raises((TypeError, ValueError), match="journal_every must be"):
-        holdfast.DataLoader(s.Noisy(), journal_every=wrong)
+        outlive.DataLoader(s.Noisy(), journal_every=wrong)
 
 
 def test_there_is_no_position_without_a_file():
     """And the message says what to write."""
-    with pytest.raises(holdfast.PositionError, match="journal_position="):
-        holdfast.DataLoader(s.Noisy()).load_position()
+    with pytest.raises(outlive.PositionError, match="journal_position="):
+        outlive.DataLoader(s.Noisy()).load_position()

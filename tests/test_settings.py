@@ -13,9 +13,9 @@ import pickle
 
 import pytest
 
-import holdfast
-from holdfast.incident import Decision
-from holdfast.settings import FaultPolicy, decision_of, fault_policy
+import outlive
+from outlive.incident import Decision
+from outlive.settings import FaultPolicy, decision_of, fault_policy
 
 RULE = 'must be "raise", "skip", "replace" or a callable'
 
@@ -173,7 +173,7 @@ def test_faults_that_are_none_of_these_are_refused(faults):
 def test_a_wrong_word_for_faults_is_refused_by_the_loader_too():
     """Before torch looks at anything."""
     with pytest.raises(ValueError) as caught:
-        holdfast.DataLoader([1, 2], faults="ignore", num_workers=-1)
+        outlive.DataLoader([1, 2], faults="ignore", num_workers=-1)
 
     assert str(caught.value) == f"faults {RULE}, got 'ignore'"
 

@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-from holdfast._fleet.sizing import HOLD_S, Sizing
+from outlive._fleet.sizing import HOLD_S, Sizing
 
 
 class Pretended:

@@ -1,5 +1,5 @@
 """A new interpreter is ready soon: it imports without looking for garbage all the while, and looks for it as ever
-afterwards; and it imports no more of holdfast than a worker needs."""
+afterwards; and it imports no more of outlive than a worker needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import gc
 AT_IMPORT = gc.get_threshold()
 {says}
 import multiprocessing, sys
-import holdfast
+import outlive
 
 class Thresholds:
     def __len__(self):
@@ -33,10 +33,10 @@ def rank(index, path):
 if __name__ == "__main__":
     way, path = sys.argv[1:]
     if way == "ranks":
-        holdfast.spawn(rank, (path,))
+        outlive.spawn(rank, (path,))
         print(open(path).read())
     else:
-        loader = holdfast.DataLoader(Thresholds(), num_workers=1, collate_fn=as_it_is, multiprocessing_context=way)
+        loader = outlive.DataLoader(Thresholds(), num_workers=1, collate_fn=as_it_is, multiprocessing_context=way)
         print(*loader)
 """
 
@@ -72,7 +72,7 @@ def test_garbage_is_looked_for_rarely_while_it_imports_and_as_ever_afterwards(tm
 
 
 def test_garbage_is_looked_for_as_ever_in_a_worker_of_the_portable_layer(tmp_path: Path) -> None:
-    while_importing, at_work = thresholds(tmp_path, "spawn", HOLDFAST_SYSTEM="portable")
+    while_importing, at_work = thresholds(tmp_path, "spawn", OUTLIVE_SYSTEM="portable")
 
     assert while_importing[0] > 10 * USUAL[0]
     assert at_work == USUAL
@@ -95,7 +95,7 @@ def test_what_a_program_says_about_it_holds(tmp_path: Path, way: str) -> None:
 
 NEEDS_LITTLE = """
 import sys
-import holdfast
+import outlive
 
 class Modules:
     def __len__(self):
@@ -107,7 +107,7 @@ def as_it_is(batch):
     return batch[0]
 
 if __name__ == "__main__":
-    (seen,) = holdfast.DataLoader(Modules(), num_workers=1, collate_fn=as_it_is, multiprocessing_context="spawn")
+    (seen,) = outlive.DataLoader(Modules(), num_workers=1, collate_fn=as_it_is, multiprocessing_context="spawn")
     print(*seen)
 """
 
@@ -119,7 +119,7 @@ def test_a_first_batch_does_not_wait_for_what_it_does_not_need(tmp_path):
 
     seen = run(str(program)).split()
 
-    assert {"holdfast._worker.loop", "holdfast.loader.jobs"} < set(seen)
-    assert [name for name in seen if name in ("holdfast.records", "numpy.typing", "statistics", "cloudpickle")] == []
-    unneeded = ("holdfast._forensics.hanging", "holdfast._forensics.verdict", "holdfast._metrics", "holdfast.dashboard")
+    assert {"outlive._worker.loop", "outlive.loader.jobs"} < set(seen)
+    assert [name for name in seen if name in ("outlive.records", "numpy.typing", "statistics", "cloudpickle")] == []
+    unneeded = ("outlive._forensics.hanging", "outlive._forensics.verdict", "outlive._metrics", "outlive.dashboard")
     assert [name for name in seen if name.startswith(unneeded)] == []

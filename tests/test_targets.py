@@ -15,7 +15,7 @@ import sys
 
 import pytest
 
-from holdfast.cli import targets
+from outlive.cli import targets
 
 MODULE = """
 import torch.utils.data as data
@@ -49,7 +49,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "v1.2-data.py").write_text("dataset = [1, 2]\n")
     yield tmp_path
     for name in set(sys.modules) - before:
-        if "data" in name or "_holdfast_target" in name:
+        if "data" in name or "_outlive_target" in name:
             del sys.modules[name]
 
 
@@ -146,9 +146,9 @@ def test_json_is_all_there_is_on_standard_output(tmp_path, words, answer, said):
     path = os.pathsep.join(entry for entry in sys.path if entry)
 
     ended = subprocess.run(
-        [sys.executable, "-m", "holdfast", *words, "--json"],
+        [sys.executable, "-m", "outlive", *words, "--json"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path, "HOLDFAST_HOME": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": path, "OUTLIVE_HOME": str(tmp_path)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -167,7 +167,7 @@ def test_whoever_interrupts_a_verb_while_it_imports_is_told_so_in_a_word(tmp_pat
     path = os.pathsep.join(entry for entry in sys.path if entry)
 
     with subprocess.Popen(
-        [sys.executable, "-m", "holdfast", verb, "slow_data:dataset"],
+        [sys.executable, "-m", "outlive", verb, "slow_data:dataset"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": path},
         stdin=subprocess.DEVNULL,

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-import holdfast
-from holdfast._worker.threads import VARIABLES
+import outlive
+from outlive._worker.threads import VARIABLES
 
 METHODS = ("fork", "spawn", "forkserver")
 
@@ -22,7 +22,7 @@ def openblas_threads() -> int | None:
     """What NumPy's OpenBLAS says of itself; None where NumPy has another."""
     import ctypes
 
-    from holdfast._worker import threads
+    from outlive._worker import threads
 
     for path in threads._loaded():
         library: Any = ctypes.CDLL(path)
@@ -43,7 +43,7 @@ class Told(Dataset[Any]):
 
 
 def told_by(method: str, **more: Any) -> Any:
-    loader = holdfast.DataLoader(
+    loader = outlive.DataLoader(
         Told(), batch_size=None, num_workers=1, multiprocessing_context=method, collate_fn=lambda_free, **more
     )
     return next(iter(loader))
@@ -67,7 +67,7 @@ def test_every_library_gets_so_many_threads(method, count):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_worker_has_one_thread(method):
     """Also where the trainer had many, and where the worker multiplies matrices."""
-    loader = holdfast.DataLoader(Multiplying(), batch_size=None, num_workers=1, multiprocessing_context=method)
+    loader = outlive.DataLoader(Multiplying(), batch_size=None, num_workers=1, multiprocessing_context=method)
 
     assert list(loader) == [1, 1]
 
@@ -116,18 +116,18 @@ def test_the_trainer_keeps_its_threads():
 def test_what_is_no_number_of_threads_is_refused(value):
     """At once, by name."""
     with pytest.raises((TypeError, ValueError), match="worker_threads must be"):
-        holdfast.DataLoader(Told(), worker_threads=value)
+        outlive.DataLoader(Told(), worker_threads=value)
 
 
 OPENCV = """
-import cv2, numpy, torch, holdfast
+import cv2, numpy, torch, outlive
 image = numpy.zeros((2000, 2000, 3), numpy.uint8)
 class Blurred(torch.utils.data.Dataset):
     def __len__(self): return 4
     def __getitem__(self, index): return cv2.GaussianBlur(image, (21, 21), 5)[0, 0, 0] + index
 cv2.setNumThreads(4)
 Blurred()[0]  # its pool has threads from now on
-loader = holdfast.DataLoader(Blurred(), num_workers=2, multiprocessing_context="fork")
+loader = outlive.DataLoader(Blurred(), num_workers=2, multiprocessing_context="fork")
 print([int(index) for index in loader])
 """
 

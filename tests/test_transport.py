@@ -19,12 +19,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import holdfast
+import outlive
 import specimens as s
-from holdfast._system import memory
-from holdfast._transport import packing, tensors, wire
-from holdfast._transport.cells import ALIGNMENT, INLINE_ROOM, Arena, CellTable
-from holdfast.incident import Failure
+from outlive._system import memory
+from outlive._transport import packing, tensors, wire
+from outlive._transport.cells import ALIGNMENT, INLINE_ROOM, Arena, CellTable
+from outlive.incident import Failure
 from peer import differences
 
 LARGE = INLINE_ROOM + 1
@@ -559,7 +559,7 @@ def test_a_cell_that_nobody_needs_any_more_is_given_back(link):
 def test_memory_is_shared_between_its_maps_and_outlives_its_handle():
     """Two maps of one memory file; gone when the last is."""
     before = open_descriptors()
-    handle = memory.create(5000, "holdfast-test")
+    handle = memory.create(5000, "outlive-test")
     one, two = memory.attach(handle), memory.attach(handle, 5000)
     memory.discard(handle)
 
@@ -607,7 +607,7 @@ class Blocks(torch.utils.data.Dataset):
 
 def test_statistics_show_the_memory_in_cells():
     """Of each worker, and of all: also what is still held when the worker that made it is gone."""
-    loader = holdfast.DataLoader(Blocks(), batch_size=2, num_workers=2)
+    loader = outlive.DataLoader(Blocks(), batch_size=2, num_workers=2)
     iterator = iter(loader)
     held = next(iterator)
     during = loader.statistics()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._system import threads, unwinding
+from outlive._system import threads, unwinding
 from transport.watching import wait_until
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast._capture import vitals
-from holdfast._capture.vitals import INTERVAL_S, Vitals
+from outlive._capture import vitals
+from outlive._capture.vitals import INTERVAL_S, Vitals
 
 MIB = 1 << 20
 GROWING = """

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast._system.processes import Activity
-from holdfast.engines.watch import Judgement, WatchSettings, judge
-from holdfast.incident import InHand, Stage
+from outlive._system.processes import Activity
+from outlive.engines.watch import Judgement, WatchSettings, judge
+from outlive.incident import InHand, Stage
 
 AUTO = WatchSettings("auto", 30.0)
 BUSY = Activity(stopped=False, all_wait_for_locks=False, cpu_ticks=5)

@@ -23,10 +23,10 @@ TIMEOUT_S = 300
 # The longest first: a virtual environment may lie in the checkout, and that in somebody's home.
 FOLDERS = {
     r"/tmp/ipykernel_\d+/\d+\.py": "<cell>",
-    r"/tmp/holdfast-notebook-\w+": "~/.local/state/holdfast",
+    r"/tmp/outlive-notebook-\w+": "~/.local/state/outlive",
     re.escape(str(Path(sys.prefix).resolve())): "…",
     re.escape(str(Path(sys.base_prefix).resolve())): "…",
-    re.escape(str(HERE.parents[1])): "holdfast",
+    re.escape(str(HERE.parents[1])): "outlive",
     re.escape(str(Path.home())): "~",
 }
 
@@ -34,8 +34,8 @@ FOLDERS = {
 def executed(path: Path) -> Any:
     """The notebook with the outputs of a run of its own."""
     book = nbformat.read(path, as_version=4)
-    with tempfile.TemporaryDirectory(prefix="holdfast-notebook-") as home:
-        os.environ["HOLDFAST_HOME"] = home  # of the kernel: its incidents are nobody's
+    with tempfile.TemporaryDirectory(prefix="outlive-notebook-") as home:
+        os.environ["OUTLIVE_HOME"] = home  # of the kernel: its incidents are nobody's
         NotebookClient(book, timeout=TIMEOUT_S, kernel_name="python3", coalesce_streams=True).execute()
     for cell in book.cells:
         cell.metadata.pop("execution", None)  # when it was

@@ -1,9 +1,9 @@
-"""A dataset that never forgets: run it for half a minute beside `holdfast dash`, and see whose memory grows.
+"""A dataset that never forgets: run it for half a minute beside `outlive dash`, and see whose memory grows.
 
 Each sample is kept in a list, as a cache without a bound does it. Workers near their limit of 160 MiB are recycled:
 they finish their batch and leave, a fresh one goes on, and the epoch does not notice.
 
-    holdfast dash &
+    outlive dash &
     python examples/seeing/leak.py [SECONDS]
 """
 
@@ -15,7 +15,7 @@ import time
 import torch
 from torch.utils.data import Dataset
 
-from holdfast import DataLoader
+from outlive import DataLoader
 
 
 class Hoarding(Dataset[torch.Tensor]):

@@ -1,8 +1,8 @@
-"""A sample that kills its worker, and two that raise: run it beside `holdfast dash`, and see which ones.
+"""A sample that kills its worker, and two that raise: run it beside `outlive dash`, and see which ones.
 
 Picture 421 makes a decoder read address zero; 133 and 902 are truncated. Each costs itself, and nothing else.
 
-    holdfast dash &
+    outlive dash &
     python examples/seeing/poison.py [SECONDS]
 """
 
@@ -15,7 +15,7 @@ import time
 import torch
 from torch.utils.data import Dataset
 
-from holdfast import DataLoader
+from outlive import DataLoader
 
 POISON, TRUNCATED = 421, (133, 902)
 

@@ -1,10 +1,10 @@
-"""Samples that come slowly: run it beside `holdfast dash`, and see what the trainer waits for.
+"""Samples that come slowly: run it beside `outlive dash`, and see what the trainer waits for.
 
 For the first third of the time reads are quick; then a disk that others use, too, takes 60 ms for each. Without a
 folder a pause stands in for the disk. With one, a file there is read past the page cache for so long: workers are then
 seen to wait for a disk, where it is one. In both cases they compute next to nothing.
 
-    holdfast dash &
+    outlive dash &
     python examples/seeing/slow_disk.py [SECONDS [FOLDER]]
 """
 
@@ -18,7 +18,7 @@ import time
 import torch
 from torch.utils.data import Dataset
 
-from holdfast import DataLoader
+from outlive import DataLoader
 
 BLOCK, BLOCKS = 8 << 20, 16
 

@@ -1,6 +1,6 @@
-"""One worker that computes all the time, and a trainer that waits for it: run it beside `holdfast dash`.
+"""One worker that computes all the time, and a trainer that waits for it: run it beside `outlive dash`.
 
-holdfast dash &
+outlive dash &
 python examples/seeing/too_few_workers.py [SECONDS]
 """
 
@@ -12,7 +12,7 @@ import time
 import torch
 from torch.utils.data import Dataset
 
-from holdfast import DataLoader
+from outlive import DataLoader
 
 
 class Augmented(Dataset[torch.Tensor]):

@@ -2,7 +2,7 @@
 
 Reads   nothing.
 Writes  nothing.
-Never   holdfast: they know nothing of it.
+Never   outlive: they know nothing of it.
 """
 
 from __future__ import annotations

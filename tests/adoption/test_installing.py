@@ -20,11 +20,11 @@ from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as torch_loader
 
 import epochal
-import holdfast
+import outlive
 import specimens as s
 from adoption import loaders
 from adoption.loaders import BAD, DEADLY, SIZE, Faulty, Sound, indices
-from holdfast.adoption import installing
+from outlive.adoption import installing
 from peer import TORCH, differences, run
 
 METHODS = ("fork", "spawn", "forkserver")
@@ -53,7 +53,7 @@ def _all_is_restored() -> Iterator[None]:
 def test_a_stock_loader_survives_when_installed(method):
     """A sample that kills and one that raises cost themselves and nothing else."""
     loader = DataLoader(Faulty(), batch_size=4, num_workers=2, multiprocessing_context=method)
-    with holdfast.installed("skip") as adoption:
+    with outlive.installed("skip") as adoption:
         delivered = indices(loader)
 
     assert delivered == LEFT
@@ -64,13 +64,13 @@ def test_a_stock_loader_survives_when_installed(method):
 @pytest.mark.parametrize("kind", [loaders.Adding, loaders.Endless])
 def test_a_librarys_loader_survives_when_it_asks_torch_for_its_iterator(kind):
     """Whatever subclass it is, and whenever it makes its iterator."""
-    with holdfast.installed("skip"):
+    with outlive.installed("skip"):
         assert indices(kind(Faulty(), batch_size=4, num_workers=2)) == LEFT
 
 
 def test_exceptions_are_dealt_with_when_there_are_no_workers():
     """The policy counts in the trainer's own process, too."""
-    with holdfast.installed("skip"):
+    with outlive.installed("skip"):
         assert indices(DataLoader(Faulty(), batch_size=4)) == [i for i in range(SIZE) if i != BAD]
 
 
@@ -94,7 +94,7 @@ GRID = {
 def test_batches_and_draws_are_torchs_when_nothing_fails(arguments, more):
     """With the same seed: the same batches, warnings, and random state of the trainer, over epochs."""
     theirs = run(TORCH, arguments, epochs=2, **more)
-    with holdfast.installed(faults="replace"):
+    with outlive.installed(faults="replace"):
         ours = run(TORCH, arguments, epochs=2, **more)
 
     assert differences(ours, theirs) == []
@@ -109,7 +109,7 @@ def test_a_loader_stays_what_it_was_when_it_was_supervised():
     """Libraries copy, pickle and take loaders apart: they find nothing of ours in them."""
     loader = DataLoader(Sound(), batch_size=4, num_workers=1)
     before = dict(vars(loader))
-    with holdfast.installed():
+    with outlive.installed():
         copy = pickle.loads(pickle.dumps(loader))
         assert indices(loader) == indices(copy) == list(range(SIZE))
     gone = weakref.ref(copy)
@@ -123,7 +123,7 @@ def test_a_loader_stays_what_it_was_when_it_was_supervised():
 def test_changes_count_when_a_library_makes_them_after_creation():
     """Lightning and Accelerate exchange samplers in loaders that there are."""
     loader = DataLoader(Sound(), batch_size=4, num_workers=1)
-    with holdfast.installed():
+    with outlive.installed():
         indices(loader)
         object.__setattr__(loader, "batch_sampler", [[3, 1], [2]])
         loader.collate_fn = torch.stack
@@ -137,8 +137,8 @@ def test_a_persistent_loader_begins_anew_when_its_workers_had_given_up(kind, tmp
     """An epoch that ended with an error is not the loader's end, whoever holds its iterator."""
     dataset = epochal.Epochal(SIZE, s.Kills(tmp_path, {(0, 5): {1}}))
     loader = kind(dataset, batch_size=4, num_workers=2, persistent_workers=True)
-    with holdfast.installed(holdfast.FaultPolicy(max_restarts=0)):
-        with pytest.raises(holdfast.TooManyFaultsError):
+    with outlive.installed(outlive.FaultPolicy(max_restarts=0)):
+        with pytest.raises(outlive.TooManyFaultsError):
             list(loader)
 
         for _ in range(2):
@@ -148,17 +148,17 @@ def test_a_persistent_loader_begins_anew_when_its_workers_had_given_up(kind, tmp
 
 def test_a_loader_of_ours_keeps_its_options_when_others_are_installed():
     """What the program says itself counts."""
-    loader = holdfast.DataLoader(Faulty(), batch_size=4, num_workers=1, faults="skip")
-    with holdfast.installed("raise"):
+    loader = outlive.DataLoader(Faulty(), batch_size=4, num_workers=1, faults="skip")
+    with outlive.installed("raise"):
         assert indices(loader) == LEFT
-    inline = holdfast.DataLoader(Faulty(), batch_size=4)
-    with holdfast.installed("skip"), pytest.raises(ValueError, match="sample 9 is bad"):
+    inline = outlive.DataLoader(Faulty(), batch_size=4)
+    with outlive.installed("skip"), pytest.raises(ValueError, match="sample 9 is bad"):
         indices(inline)
 
 
 def test_incidents_of_every_loader_are_known_when_several_are_at_work():
     """Also those of one that had none before another began; a loader that is gone and had none leaves nothing."""
-    with holdfast.installed("skip") as adoption:
+    with outlive.installed("skip") as adoption:
         first = DataLoader(Faulty(), batch_size=4, num_workers=1)
         begun = iter(first)
         assert indices(next(begun)) == [0, 1, 2, 3]
@@ -174,15 +174,15 @@ def test_incidents_of_every_loader_are_known_when_several_are_at_work():
 def test_a_file_of_bad_samples_is_obeyed_by_the_loaders_that_it_is_of(tmp_path, caplog):
     """With workers and without, nothing of it is tried; another dataset's loader is told of once, and goes on."""
     file = tmp_path / "bad.json"
-    holdfast.check(Faulty(), workers=1, start_method="fork", output=file)
+    outlive.check(Faulty(), workers=1, start_method="fork", output=file)
     caplog.clear()
-    with holdfast.installed(quarantine=file) as adoption:
+    with outlive.installed(quarantine=file) as adoption:
         assert indices(DataLoader(Faulty(), batch_size=4, num_workers=2)) == LEFT
         assert indices(DataLoader(Faulty(), batch_size=4)) == LEFT
         assert not caplog.records
         for workers in (1, 0, 1):
             assert indices(DataLoader(Sound(), batch_size=4, num_workers=workers)) == list(range(SIZE))
-    with holdfast.installed(), pytest.raises(ValueError, match="sample 9 is bad"):
+    with outlive.installed(), pytest.raises(ValueError, match="sample 9 is bad"):
         indices(DataLoader(Faulty(), batch_size=4))
 
     assert not adoption.incidents
@@ -193,8 +193,8 @@ def test_a_file_of_bad_samples_is_obeyed_by_the_loaders_that_it_is_of(tmp_path, 
 
 def test_it_is_said_once_when_a_class_makes_its_own_iterator(caplog):
     """Those are left alone, and work as ever."""
-    caplog.set_level(logging.WARNING, "holdfast")
-    with holdfast.installed("skip"):
+    caplog.set_level(logging.WARNING, "outlive")
+    with outlive.installed("skip"):
 
         class Late(DataLoader):
             def _get_iterator(self):
@@ -219,22 +219,22 @@ def test_a_context_is_left_alone_when_its_workers_are_no_processes():
 
 
 def test_the_inner_one_counts_when_installations_are_nested(monkeypatch):
-    """A block's options hold for the block; the variables fill in what nobody said; HOLDFAST=0 is stronger than all."""
-    monkeypatch.setenv("HOLDFAST_FAULTS", "skip")
-    monkeypatch.setenv("HOLDFAST_MEMORY_LIMIT", "2GiB")
-    outer = holdfast.install()
+    """A block's options hold for the block; the variables fill in what nobody said; OUTLIVE=0 is stronger than all."""
+    monkeypatch.setenv("OUTLIVE_FAULTS", "skip")
+    monkeypatch.setenv("OUTLIVE_MEMORY_LIMIT", "2GiB")
+    outer = outlive.install()
     try:
         assert outer.options["memory_limit"] == "2GiB"
         assert indices(DataLoader(Faulty(), batch_size=4, num_workers=1)) == LEFT
         inline = DataLoader(Faulty(), batch_size=4)
         for _ in range(2):  # the same loader, now with these options, now with those
-            with holdfast.installed("raise"), pytest.raises(ValueError, match="sample 9 is bad"):
+            with outlive.installed("raise"), pytest.raises(ValueError, match="sample 9 is bad"):
                 indices(inline)
             assert indices(inline) == [i for i in range(SIZE) if i != BAD]
     finally:
-        holdfast.uninstall()
-    monkeypatch.setenv("HOLDFAST", "0")
-    with holdfast.installed("skip"), pytest.raises(ValueError, match="sample 9 is bad"):
+        outlive.uninstall()
+    monkeypatch.setenv("OUTLIVE", "0")
+    with outlive.installed("skip"), pytest.raises(ValueError, match="sample 9 is bad"):
         indices(DataLoader(Faulty(), batch_size=4))
 
 
@@ -244,18 +244,18 @@ def test_the_inner_one_counts_when_installations_are_nested(monkeypatch):
         ({"faults": "ignore"}, 'faults must be "raise", "skip", "replace" or a callable'),
         ({"retries": 3}, "takes no option 'retries'; it takes describe"),
         ({"memory_limit": "much"}, "memory_limit must be a size"),
-        ({"quarantine": "no-such.json"}, "there is no quarantine file no-such.json; make it with `holdfast check"),
-        ({"quarantine": 7}, "quarantine must be a file by `holdfast check`, or several, got 7"),
+        ({"quarantine": "no-such.json"}, "there is no quarantine file no-such.json; make it with `outlive check"),
+        ({"quarantine": 7}, "quarantine must be a file by `outlive check`, or several, got 7"),
     ],
 )
 def test_a_wrong_option_is_an_error_when_it_is_installed(wrong, said):
     """Not hours later, at the first loader."""
     with pytest.raises((ValueError, TypeError), match=said):
-        holdfast.install(**wrong)
+        outlive.install(**wrong)
 
 
 def test_workers_of_an_adopted_loader_may_be_started_by_any_context():
     """A context object, as well as its name."""
     context = multiprocessing.get_context("forkserver")
-    with holdfast.installed("skip"):
+    with outlive.installed("skip"):
         assert indices(DataLoader(Faulty(), batch_size=4, num_workers=1, multiprocessing_context=context)) == LEFT

@@ -1,4 +1,4 @@
-"""`holdfast run`: programs see nothing of it, and their loaders are supervised.
+"""`outlive run`: programs see nothing of it, and their loaders are supervised.
 
 Reads   what programs print, and how they end, with and without it.
 Writes  signals to them.
@@ -20,13 +20,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import holdfast
-from holdfast.adoption import launching, options
-from holdfast.cli import main
+import outlive
+from outlive.adoption import launching, options
+from outlive.cli import main
 
 PROGRAMS = Path(__file__).with_name("programs")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-RUN = (sys.executable, "-m", "holdfast", "run")
+RUN = (sys.executable, "-m", "outlive", "run")
 ALL, LEFT = float(sum(range(16))), float(sum(range(16)) - 5 - 9)
 
 
@@ -61,9 +61,9 @@ def test_a_program_sees_and_leaves_the_same_when_it_is_run_by_us(plain, ours, wh
 
 
 def test_flags_of_python_are_the_programs_when_it_is_started_with_them():
-    """`python -W error -m holdfast run` means them for the program."""
+    """`python -W error -m outlive run` means them for the program."""
     plain = ended(sys.executable, "-W", "error", "-O", "mirror.py", "exit", "0")
-    ours = ended(sys.executable, "-W", "error", "-O", "-m", "holdfast", "run", "mirror.py", "exit", "0")
+    ours = ended(sys.executable, "-W", "error", "-O", "-m", "outlive", "run", "mirror.py", "exit", "0")
 
     assert json.loads(ours.stdout)["flags"] == json.loads(plain.stdout)["flags"]
 
@@ -92,11 +92,11 @@ def test_a_program_finishes_and_sums_up_when_samples_are_bad():
 
     assert alone.returncode == 1
     assert (survived.returncode, survived.stdout) == (0, f"{LEFT}\n{LEFT}\n")
-    told = survived.stderr[survived.stderr.index("\nholdfast: ") + 1 :].splitlines()
-    assert survived.stderr.count("holdfast: ") == 1
-    assert told[0] == "holdfast: 4 workers were lost (4 × killed), 2 other incidents (2 × exception)"
+    told = survived.stderr[survived.stderr.index("\noutlive: ") + 1 :].splitlines()
+    assert survived.stderr.count("outlive: ") == 1
+    assert told[0] == "outlive: 4 workers were lost (4 × killed), 2 other incidents (2 × exception)"
     assert told[1].startswith("  out      2 samples left out or replaced: ")
-    assert told[2].startswith(f"  journal  {os.environ['HOLDFAST_HOME']}")
+    assert told[2].startswith(f"  journal  {os.environ['OUTLIVE_HOME']}")
 
 
 def test_samples_that_a_check_found_are_not_tried_by_an_unchanged_program(tmp_path, monkeypatch):
@@ -105,12 +105,12 @@ def test_samples_that_a_check_found_are_not_tried_by_an_unchanged_program(tmp_pa
     exec((PROGRAMS / "train.py").read_text(), vars(module))
     for shard in (1, 2):
         file = tmp_path / f"{shard}.json"
-        holdfast.check(module.Samples(True), workers=1, start_method="fork", shard=(shard, 2), output=file)
+        outlive.check(module.Samples(True), workers=1, start_method="fork", shard=(shard, 2), output=file)
 
     obeyed = ended(
         *RUN, "--quarantine", "1.json", "--quarantine=2.json", str(PROGRAMS / "train.py"), "fork", "twice", cwd=tmp_path
     )
-    half = ended(*RUN, "train.py", "fork", environment={"HOLDFAST_QUARANTINE": str(tmp_path / "1.json")})
+    half = ended(*RUN, "train.py", "fork", environment={"OUTLIVE_QUARANTINE": str(tmp_path / "1.json")})
 
     assert (obeyed.returncode, obeyed.stdout, obeyed.stderr) == (0, f"{LEFT}\n{LEFT}\n", "")
     assert half.returncode == 1
@@ -123,7 +123,7 @@ def test_the_error_says_what_to_run_when_nothing_was_said_about_faults():
 
     assert raised.returncode == 1
     assert "WorkerCrashedError: worker 1 died of SIGKILL while fetching sample 5" in raised.stderr
-    assert "holdfast run --faults skip …   the same, where the program is not to be changed" in raised.stderr
+    assert "outlive run --faults skip …   the same, where the program is not to be changed" in raised.stderr
 
 
 def test_workers_find_classes_of_the_main_module_when_they_are_spawned():
@@ -142,19 +142,19 @@ def test_nothing_is_said_when_nothing_happened():
 
 def test_variables_set_the_policy_and_the_switch_turns_it_off():
     """As a container's manifest has them."""
-    replaced = ended(*RUN, "train.py", "fork", environment={"HOLDFAST_FAULTS": "replace", "HOLDFAST_JOURNAL": "0"})
-    off = ended(*RUN, "--faults", "skip", "train.py", "fork", environment={"HOLDFAST": "0"})
+    replaced = ended(*RUN, "train.py", "fork", environment={"OUTLIVE_FAULTS": "replace", "OUTLIVE_JOURNAL": "0"})
+    off = ended(*RUN, "--faults", "skip", "train.py", "fork", environment={"OUTLIVE": "0"})
 
     assert replaced.returncode == 0
     assert float(replaced.stdout) != LEFT
     assert "journal" not in replaced.stderr
     assert off.returncode == 1
-    assert "holdfast" not in off.stderr
+    assert "outlive" not in off.stderr
 
 
 def test_a_process_that_has_nothing_of_ours_runs_as_ever(tmp_path):
-    """A Python without holdfast, one that ignores the environment, a program that is no Python, no program at all."""
-    (tmp_path / "holdfast.py").write_text("raise ImportError('not here')")
+    """A Python without outlive, one that ignores the environment, a program that is no Python, no program at all."""
+    (tmp_path / "outlive.py").write_text("raise ImportError('not here')")
     bare = f"PYTHONPATH={os.pathsep.join([launching.STARTUP, str(tmp_path)])}"
 
     without = ended(*RUN, "--", "env", bare, sys.executable, "-c", "print(1)")
@@ -165,7 +165,7 @@ def test_a_process_that_has_nothing_of_ours_runs_as_ever(tmp_path):
 
     assert (without.stdout, without.stderr) == ("1\n", "")
     assert (isolated.stdout, shell.stdout, shell.returncode) == ("2\n", "3\n", 4)
-    assert (missing.returncode, missing.stderr) == (127, "holdfast run: no-such-command: No such file or directory\n")
+    assert (missing.returncode, missing.stderr) == (127, "outlive run: no-such-command: No such file or directory\n")
     assert denied.returncode == 126
 
 
@@ -173,10 +173,10 @@ def test_little_is_imported_when_a_python_starts():
     """What costs time beside torch: nothing of the command line, and nothing that Python has not already."""
     modules = "import sys; print(*sorted(sys.modules))"
     stock = set(ended(sys.executable, "-c", modules).stdout.split())
-    ours = ended(sys.executable, "-X", "importtime", "-m", "holdfast", "run", "-c", modules)
+    ours = ended(sys.executable, "-X", "importtime", "-m", "outlive", "run", "-c", modules)
 
     added = set(ours.stdout.split()) - stock
-    assert {name for name in added if not name.startswith("holdfast")} <= {"sitecustomize", "atexit", "__future__"}
+    assert {name for name in added if not name.startswith("outlive")} <= {"sitecustomize", "atexit", "__future__"}
     assert len(added) < 12
     assert not re.search(r"\| +(click|dataclasses|torch|logging)$", ours.stderr, re.MULTILINE)
 
@@ -189,10 +189,10 @@ def test_little_is_imported_when_a_python_starts():
             ["--faults", "ignore", "train.py"],
             'on_error must be "raise", "skip", "replace" or a callable, got \'ignore\'',
         ),
-        (["--retries=many", "train.py"], "retries must be a whole number, got 'many' (from HOLDFAST_RETRIES=many)"),
+        (["--retries=many", "train.py"], "retries must be a whole number, got 'many' (from OUTLIVE_RETRIES=many)"),
         (["--retry-on", "NoSuchError", "train.py"], "takes names of exceptions, such as OSError"),
         (["--memory-limit", "much", "train.py"], "memory_limit must be a size"),
-        (["--share-dataset=perhaps", "train.py"], "HOLDFAST_SHARE_DATASET must be 1 or 0"),
+        (["--share-dataset=perhaps", "train.py"], "OUTLIVE_SHARE_DATASET must be 1 or 0"),
         (
             ["--quarantine", "none.json", "train.py"],
             f"there is no quarantine file {os.path.abspath('none.json')}; make",
@@ -217,7 +217,7 @@ def test_help_has_the_options():
     """As the other verbs' help."""
     text = CliRunner().invoke(main, ["run", "--help"]).output
 
-    assert "holdfast run -- torchrun" in text
+    assert "outlive run -- torchrun" in text
     assert "--memory-budget" in text
 
 

@@ -1,1 +1,1 @@
-"""Tests of `holdfast.testing` and `holdfast chaos`."""
+"""Tests of `outlive.testing` and `outlive chaos`."""

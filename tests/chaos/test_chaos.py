@@ -1,4 +1,4 @@
-"""`holdfast chaos`: a program under faults, and the survival table of it.
+"""`outlive chaos`: a program under faults, and the survival table of it.
 
 Reads   what the command prints, and its exit status.
 Writes  plans, into temporary folders.
@@ -17,9 +17,9 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from holdfast.cli import main
-from holdfast.testing.faults import CATALOGUE
-from holdfast.testing.surroundings import NotPossibleError, check_mounting
+from outlive.cli import main
+from outlive.testing.faults import CATALOGUE
+from outlive.testing.surroundings import NotPossibleError, check_mounting
 
 PROGRAMS = Path(__file__).with_name("programs")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
@@ -28,7 +28,7 @@ SAMPLES = 2 * 120
 
 def chaos(*words: str, status: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
     ended = subprocess.run(
-        [sys.executable, "-m", "holdfast", "chaos", *words],
+        [sys.executable, "-m", "outlive", "chaos", *words],
         cwd=PROGRAMS,
         env={**ENVIRONMENT, **variables},
         stdin=subprocess.DEVNULL,
@@ -49,7 +49,7 @@ def test_nothing_is_lost_under_the_whole_catalogue_and_stock_torch_dies_of_it(tm
     """Every kind of fault fires, is noticed where there is something to notice, is survived, and costs no sample."""
     words = ("--faults", "all", "--sample-timeout", "1s", "--compare", "torch", "--json")
     report = json.loads(chaos(*words, *PROGRAM, TMPDIR=str(tmp_path)).stdout)
-    ours, theirs = report["holdfast"], report["torch"]
+    ours, theirs = report["outlive"], report["torch"]
     rows = {row["fault"]: row for row in ours["rows"]}
 
     assert (ours["lost"], ours["twice"], ours["status"]) == (0, 0, 0)
@@ -62,7 +62,7 @@ def test_nothing_is_lost_under_the_whole_catalogue_and_stock_torch_dies_of_it(tm
     assert 0 < ours["rate"] < ours["plain_rate"]
     assert theirs["status"] != 0
     assert theirs["lost"] > SAMPLES // 2
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith("holdfast-chaos-")]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("outlive-chaos-")]
 
 
 @pytest.mark.faults
@@ -73,7 +73,7 @@ def test_two_faults_that_fall_on_one_sample_are_survived(tmp_path):
     )
 
     ended = chaos("--plan", str(tmp_path / "plan.toml"), "--json", "train.py", "both")
-    rows = json.loads(ended.stdout)["holdfast"]["rows"]
+    rows = json.loads(ended.stdout)["outlive"]["rows"]
 
     assert {row["fault"]: row["survived"] for row in rows} == {"segv": 1, "kill": 1}
 
@@ -92,13 +92,13 @@ def test_bad_samples_are_excused_and_killed_workers_cost_nothing(tmp_path):
 
     ended = chaos("--plan", str(tmp_path / "plan.toml"), "--json", "train.py", "both")
     report = json.loads(ended.stdout)
-    rows = {row["fault"]: row for row in report["holdfast"]["rows"]}
+    rows = {row["fault"]: row for row in report["outlive"]["rows"]}
 
     assert (report["loaders"], report["epochs"], report["seed"]) == (2, 3, 3)
-    assert report["holdfast"]["expected"] == SAMPLES + 60
-    assert report["holdfast"]["lost"] == 0
+    assert report["outlive"]["expected"] == SAMPLES + 60
+    assert report["outlive"]["lost"] == 0
     # Two bad samples are missing from each of two epochs.
-    assert report["holdfast"]["received"] == SAMPLES + 60 - 4
+    assert report["outlive"]["received"] == SAMPLES + 60 - 4
     assert rows["exit@collate"]["survived"] == rows["exit@collate"]["injected"] >= 4
     assert rows["segv"]["injected"] == rows["kill@start"]["injected"] == 1
     assert rows["kill-every"]["injected"] >= 1
@@ -124,10 +124,10 @@ def test_nothing_is_lost_when_sources_and_networks_fail_under_burdens(tmp_path):
 
     words = ("--plan", str(tmp_path / "plan.toml"), "--keep", str(tmp_path / "kept"), "--json")
     report = json.loads(chaos(*words, "remote.py", str(full)).stdout)
-    rows = {row["fault"]: row for row in report["holdfast"]["rows"]}
+    rows = {row["fault"]: row for row in report["outlive"]["rows"]}
 
-    assert (report["undone"], report["holdfast"]["lost"]) == ([], 0)
-    assert report["holdfast"]["received"] == report["holdfast"]["expected"] == 120
+    assert (report["undone"], report["outlive"]["lost"]) == ([], 0)
+    assert report["outlive"]["received"] == report["outlive"]["expected"] == 120
     assert rows.keys() == tables.keys()
     assert all((row["injected"], row["survived"], row["lost"]) == (1, 1, 0) for row in rows.values())
     assert {name for name, row in rows.items() if row["noticed"]} == {"outage", "network"}
@@ -149,7 +149,7 @@ def _can_mount() -> bool:
 @pytest.mark.faults
 def test_what_a_policy_gives_up_is_lost_and_said():
     """Without retries a transient fault costs its sample: that is a loss, and the status says so."""
-    ended = chaos("--faults", "kill:3", "--seed", "1", *PROGRAM, status=1, HOLDFAST_RETRIES="0")
+    ended = chaos("--faults", "kill:3", "--seed", "1", *PROGRAM, status=1, OUTLIVE_RETRIES="0")
     lines = ended.stdout.splitlines()
 
     assert lines[0] == "train.py: 240 samples in 2 epochs of 1 loader; seed 1, policy skip"

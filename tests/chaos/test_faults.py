@@ -1,4 +1,4 @@
-"""`holdfast.testing`: every fault does what it says, at its moment and as often as it says.
+"""`outlive.testing`: every fault does what it says, at its moment and as often as it says.
 
 Reads   incidents, quarantine and batches of real loaders with real workers; a pool.
 Writes  nothing.
@@ -17,12 +17,12 @@ from typing import Any
 import psutil
 import pytest
 
-import holdfast
+import outlive
 from chaos.datasets import Numbers, NumbersAtOnce, Stream, received
-from holdfast import DataLoader, FaultPolicy, Incident, IncidentKind
-from holdfast import testing as t
-from holdfast.testing.faults import CATALOGUE, Fault
-from holdfast.verdicts import Name
+from outlive import DataLoader, FaultPolicy, Incident, IncidentKind
+from outlive import testing as t
+from outlive.testing.faults import CATALOGUE, Fault
+from outlive.verdicts import Name
 
 METHODS = ("fork", "spawn")
 SIZE, BATCH = 100, 4
@@ -139,10 +139,10 @@ def _growth(fault: Fault) -> tuple[int, int]:
 @pytest.mark.faults
 def test_leaks_stay_in_the_process_that_has_them_and_faults_are_tasks_of_a_pool():
     """Memory is really touched, files stay open; a pool survives its tasks."""
-    with holdfast.Pool(1) as pool:
+    with outlive.Pool(1) as pool:
         memory = pool.submit(_growth, t.Leak("40MiB")).result()[0]
         files = pool.submit(_growth, t.LeakDescriptors(12)).result()[1]
-        with pytest.raises(holdfast.TaskCrashedError):
+        with pytest.raises(outlive.TaskCrashedError):
             pool.submit(t.Segfault()).result()
 
     assert memory > 36 << 20
@@ -291,7 +291,7 @@ def test_what_makes_no_sense_is_an_error_that_says_what_does(make: Callable[[], 
 
 
 def test_every_public_name_is_there_and_none_needs_this_process(tmp_path):
-    """`from holdfast.testing import *` works; faults are picklable."""
+    """`from outlive.testing import *` works; faults are picklable."""
     assert all(getattr(t, name) is not None for name in t.__all__)
     for kind in CATALOGUE.values():
         fault = kind()

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.incident import Exit, Failure, Incident, IncidentKind, InHand
-from holdfast.testing import around, chaos, survival
-from holdfast.testing import plan as plans
-from holdfast.testing.around import Surrounding
-from holdfast.testing.faults import CATALOGUE
-from holdfast.testing.plan import Planned
-from holdfast.testing.plan_words import PlanError
+from outlive.incident import Exit, Failure, Incident, IncidentKind, InHand
+from outlive.testing import around, chaos, survival
+from outlive.testing import plan as plans
+from outlive.testing.around import Surrounding
+from outlive.testing.faults import CATALOGUE
+from outlive.testing.plan import Planned
+from outlive.testing.plan_words import PlanError
 
 
 def test_a_list_of_faults_says_how_many_how_often_and_when():
@@ -52,7 +52,7 @@ def test_what_is_around_a_program_may_stand_in_the_list():
         Surrounding("cpus", count=3),
     )
     assert dataclasses.replace(plan, seed=5).around == plan.around
-    assert plan.errors == ["holdfast.testing.faults.InjectedError"]  # a source that is gone is the breaker's
+    assert plan.errors == ["outlive.testing.faults.InjectedError"]  # a source that is gone is the breaker's
     with pytest.raises(PlanError, match="'outage:3%': for: '3%' is no span of time"):
         plans.parse_faults("outage:3%")
     with pytest.raises(PlanError, match="'4s' in 'outage:3s:4s' says nothing: '3s' says for how long already"):

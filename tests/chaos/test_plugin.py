@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-PLUGIN = ("-p", "holdfast.testing.plugin")
+PLUGIN = ("-p", "outlive.testing.plugin")
 ENVIRONMENT = {
     **{key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")},
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # else it may come twice
@@ -26,8 +26,8 @@ import os, subprocess, threading
 import pytest
 
 def test_nobody_asks(): os.memfd_create("let pass")
-def test_process(holdfast_leaks): subprocess.Popen(["sleep", "60"])
-def test_clean(holdfast_leaks): os.close(os.memfd_create("closed"))
+def test_process(outlive_leaks): subprocess.Popen(["sleep", "60"])
+def test_clean(outlive_leaks): os.close(os.memfd_create("closed"))
 
 @pytest.fixture(scope="module")
 def lasting():
@@ -41,22 +41,22 @@ def passing():
     yield
     os.close(fd)
 
-def test_fixtures(passing, lasting, holdfast_leaks): pass
+def test_fixtures(passing, lasting, outlive_leaks): pass
 
-@pytest.mark.holdfast_leaks
+@pytest.mark.outlive_leaks
 def test_fixtures_marked(passing, lasting): pass
 
-@pytest.mark.holdfast_leaks
+@pytest.mark.outlive_leaks
 def test_marked(): os.memfd_create("forgotten")
 
-@pytest.mark.holdfast_leaks
+@pytest.mark.outlive_leaks
 def test_failing(): assert not os.memfd_create("held by the traceback")
 
-def test_others(holdfast_journal, holdfast_server):
-    from holdfast._forensics import journal
+def test_others(outlive_journal, outlive_server):
+    from outlive._forensics import journal
     import urllib.request
-    assert journal.home() == holdfast_journal
-    with urllib.request.urlopen(holdfast_server({"/": b"here"}).url + "/") as answer:
+    assert journal.home() == outlive_journal
+    with urllib.request.urlopen(outlive_server({"/": b"here"}).url + "/") as answer:
         assert answer.read() == b"here"
 """
 
@@ -76,9 +76,7 @@ def run(folder: Path, *options: str) -> str:
 def test_only_tests_that_ask_are_checked_and_only_those_that_leak_fail(tmp_path):
     """By fixture or by marker; a test that failed by itself fails once; what fixtures close, or keep, is no leak."""
     (tmp_path / "test_victims.py").write_text(TESTS)
-    (tmp_path / "conftest.py").write_text(
-        "from holdfast.testing import leaks\nleaks.DEADLINE_S = 0.5\n"
-    )  # not 3 s each
+    (tmp_path / "conftest.py").write_text("from outlive.testing import leaks\nleaks.DEADLINE_S = 0.5\n")  # not 3 s each
 
     said = run(tmp_path, *PLUGIN)
 
@@ -92,10 +90,10 @@ def test_only_tests_that_ask_are_checked_and_only_those_that_leak_fail(tmp_path)
 
 @pytest.mark.alone
 def test_it_costs_a_run_that_does_not_use_it_nearly_nothing(tmp_path):
-    """It imports neither torch nor numpy nor psutil, nor most of holdfast."""
+    """It imports neither torch nor numpy nor psutil, nor most of outlive."""
     program = (
-        "import json, sys, pytest, time; begun = time.perf_counter(); import holdfast.testing.plugin;"
-        "print(json.dumps([time.perf_counter() - begun, [n for n in sys.modules if n.startswith('holdfast')],"
+        "import json, sys, pytest, time; begun = time.perf_counter(); import outlive.testing.plugin;"
+        "print(json.dumps([time.perf_counter() - begun, [n for n in sys.modules if n.startswith('outlive')],"
         "[n for n in ('torch', 'numpy', 'psutil') if n in sys.modules]]))"
     )
     runs = [
@@ -104,11 +102,11 @@ def test_it_costs_a_run_that_does_not_use_it_nearly_nothing(tmp_path):
     ]
 
     assert min(seconds for seconds, _, _ in runs) < 0.02
-    assert runs[0][1:] == [["holdfast", "holdfast.testing", "holdfast.testing.plugin"], []]
+    assert runs[0][1:] == [["outlive", "outlive.testing", "outlive.testing.plugin"], []]
 
 
 def test_it_is_registered_for_everybody_who_installs_us():
     """As an entry point of pytest's."""
     configured = (Path(__file__).parents[2] / "pyproject.toml").read_text()
 
-    assert '[project.entry-points.pytest11]\nholdfast = "holdfast.testing.plugin"\n' in configured
+    assert '[project.entry-points.pytest11]\noutlive = "outlive.testing.plugin"\n' in configured

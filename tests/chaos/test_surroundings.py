@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.testing import NotPossibleError, beside, busy_cpus, file_size_limit, full_disk, memory_pressure
+from outlive.testing import NotPossibleError, beside, busy_cpus, file_size_limit, full_disk, memory_pressure
 from transport.watching import wait_until
 
 PROGRAMS = Path(__file__).with_name("programs")
@@ -96,9 +96,9 @@ def test_root_is_asked_for_where_a_disk_cannot_be_mounted(monkeypatch, tmp_path)
         full_disk().__enter__()
 
 
-def test_a_server_refuses_fails_cuts_off_and_hangs_when_it_is_told_to(holdfast_server):
+def test_a_server_refuses_fails_cuts_off_and_hangs_when_it_is_told_to(outlive_server):
     """What a client sees of each; after it, all is well again."""
-    server = holdfast_server({"/0": b"x" * 5000}, seed=1)
+    server = outlive_server({"/0": b"x" * 5000}, seed=1)
 
     def get(timeout: float = DEADLINE_S) -> bytes:
         with urllib.request.urlopen(f"{server.url}/0", timeout=timeout) as answer:
@@ -144,11 +144,11 @@ def test_nothing_is_left_of_a_burden_when_its_process_is_killed(can_mount):
 
 def test_a_program_under_chaos_goes_when_the_command_is_killed():
     """And the next run sweeps the folder of the killed one."""
-    command = [sys.executable, "-m", "holdfast", "chaos", "--faults", "segv", PROGRAMS / "train.py"]
+    command = [sys.executable, "-m", "outlive", "chaos", "--faults", "segv", PROGRAMS / "train.py"]
     with subprocess.Popen([*command, "wait"], env=ENVIRONMENT, stderr=subprocess.DEVNULL) as process:
         seen: list[psutil.Process] = []
         assert wait_until(lambda: bool(seen.extend(psutil.Process(process.pid).children()) or seen), DEADLINE_S)
-        folders = list(Path(tempfile.gettempdir()).glob(f"holdfast-chaos-*-{process.pid}-*"))
+        folders = list(Path(tempfile.gettempdir()).glob(f"outlive-chaos-*-{process.pid}-*"))
         assert len(folders) == 1
 
         process.send_signal(signal.SIGKILL)

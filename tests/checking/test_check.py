@@ -1,4 +1,4 @@
-"""`holdfast.check`: exactly the bad samples are found, whatever they do; figures, shards, streams, going on."""
+"""`outlive.check`: exactly the bad samples are found, whatever they do; figures, shards, streams, going on."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import holdfast
+import outlive
 from checking.datasets import KINDS, MIB, Planted, Stream, Uneven, planted
-from holdfast.checking.check import SLOW_FLOOR_S
-from holdfast.checking.report import CheckReport, Figures, lines
-from holdfast.cli import main
-from holdfast.errors import PositionError
-from holdfast.loader.fingerprint import Fingerprint
-from holdfast.loader.quarantine_file import BadSample
+from outlive.checking.check import SLOW_FLOOR_S
+from outlive.checking.report import CheckReport, Figures, lines
+from outlive.cli import main
+from outlive.errors import PositionError
+from outlive.loader.fingerprint import Fingerprint
+from outlive.loader.quarantine_file import BadSample
 from transport.watching import wait_until
 
 pytestmark = pytest.mark.faults
@@ -38,7 +38,7 @@ def test_exactly_the_planted_samples_are_found_of_ten_kinds(method, retries, tmp
     places = [0, 1, 2, 500, SIZE - 1, *(700 + 2111 * number for number in range(45))]
     dataset = Planted(SIZE, dict(zip(places, kinds, strict=True)))
 
-    report = holdfast.check(
+    report = outlive.check(
         dataset,
         workers=2,
         start_method=method,
@@ -52,7 +52,7 @@ def test_exactly_the_planted_samples_are_found_of_ten_kinds(method, retries, tmp
     judged = {(dataset.planted[sample.index], sample.verdict) for sample in report.bad}
     assert [pair for pair in judged if pair[1] not in KINDS[pair[0]]] == []
     assert (report.checked, report.total, report.complete, report.good) == (SIZE, SIZE, True, False)
-    loader = holdfast.DataLoader(dataset, 500, num_workers=2, quarantine=tmp_path / "quarantine.json")
+    loader = outlive.DataLoader(dataset, 500, num_workers=2, quarantine=tmp_path / "quarantine.json")
     delivered = [int(index) for batch in loader for index in batch]
     assert delivered == [index for index in range(SIZE) if index not in dataset.planted]
     assert not loader.incidents  # nobody has tried them
@@ -61,7 +61,7 @@ def test_exactly_the_planted_samples_are_found_of_ten_kinds(method, retries, tmp
 
 def test_slow_and_huge_samples_are_named_and_figures_are_right(tmp_path):
     """One of 400 is slow, one is huge; all else is as usual, less what a busy machine held up."""
-    report = holdfast.check(Uneven(tmp_path / "notes"), workers=2, start_method="fork")
+    report = outlive.check(Uneven(tmp_path / "notes"), workers=2, start_method="fork")
     taken = seconds_taken(tmp_path / "notes")
 
     assert report.good
@@ -107,8 +107,8 @@ def test_a_page_keeps_to_the_width_of_its_terminal():
 
 def test_shards_are_the_whole_and_a_sample_is_spread_evenly(caplog):
     """Eight machines check everything once between them; a share of it has some of every part."""
-    found = [holdfast.check(planted, workers=1, shard=(n, 3), start_method="fork") for n in (1, 2, 3)]
-    some = holdfast.check(planted, workers=1, sample="5%", start_method="fork", seed=3)
+    found = [outlive.check(planted, workers=1, shard=(n, 3), start_method="fork") for n in (1, 2, 3)]
+    some = outlive.check(planted, workers=1, sample="5%", start_method="fork", seed=3)
 
     assert sum(report.checked for report in found) == 2000
     assert [[sample.index for sample in report.bad] for report in found] == [[7, 500], [], [1999]]
@@ -120,7 +120,7 @@ def test_shards_are_the_whole_and_a_sample_is_spread_evenly(caplog):
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_stream_is_checked_by_worker_and_place(method):
     """Sample 9 of 40 is the fifth of worker 1; one that kills is stepped over where the iterator can."""
-    report = holdfast.check(Stream(40, bad=(9,), deadly=(20,)), workers=2, start_method=method)
+    report = outlive.check(Stream(40, bad=(9,), deadly=(20,)), workers=2, start_method=method)
 
     assert [(sample.worker, sample.index) for sample in report.bad] == [(0, 10), (1, 4)]
     assert (report.checked, report.complete, report.stream_workers) == (40, True, 2)
@@ -128,7 +128,7 @@ def test_a_stream_is_checked_by_worker_and_place(method):
 
 def test_what_a_stream_cannot_reach_is_told():
     """An iterator that cannot step over a killer: the rest of its worker's stream was not checked, and that is said."""
-    report = holdfast.check(Stream(40, deadly=(20,), skips=False), workers=2, start_method="fork")
+    report = outlive.check(Stream(40, deadly=(20,), skips=False), workers=2, start_method="fork")
 
     assert [(sample.worker, sample.index) for sample in report.bad] == [(0, 10)]
     assert (report.good, report.complete, report.checked) == (False, False, 21)
@@ -137,7 +137,7 @@ def test_what_a_stream_cannot_reach_is_told():
 
 def test_two_shards_of_a_stream_share_it_as_twice_as_many_workers_would():
     """The dataset's own splitting serves: it sees four workers."""
-    found = [holdfast.check(Stream(41, bad=(9,)), workers=2, shard=f"{n}/2", start_method="fork") for n in (1, 2)]
+    found = [outlive.check(Stream(41, bad=(9,)), workers=2, shard=f"{n}/2", start_method="fork") for n in (1, 2)]
 
     assert sum(report.checked for report in found) == 41
     assert [(sample.worker, sample.index) for report in found for sample in report.bad] == [(1, 2)]
@@ -152,7 +152,7 @@ class Killed:
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.state, self._log = folder / f"{kind}.json", folder / f"{kind}.log"
-        self._command = [sys.executable, "-m", "holdfast", "check", f"{TESTS}/checking/slowly.py:{kind}", "--json"]
+        self._command = [sys.executable, "-m", "outlive", "check", f"{TESTS}/checking/slowly.py:{kind}", "--json"]
         self._command += ["--state", str(self.state), "--workers", "2", "--start-method", "fork"]
         self._environment = os.environ | {"CHECK_LOG": str(self._log), "PYTHONPATH": os.pathsep.join(sys.path)}
         self._first = subprocess.Popen(
@@ -199,14 +199,14 @@ def test_a_check_that_is_killed_goes_on_where_it_was(tmp_path):
 
 def test_a_state_of_another_choice_is_refused(tmp_path):
     """In words."""
-    from holdfast.checking.plan import choice_of
-    from holdfast.checking.state import Progress, StateFile
-    from holdfast.loader import fingerprint
+    from outlive.checking.plan import choice_of
+    from outlive.checking.state import Progress, StateFile
+    from outlive.loader import fingerprint
 
     StateFile(tmp_path / "state", fingerprint.of(planted), choice_of("5%", None)).write(Progress())
 
     with pytest.raises(PositionError, match=r"is of a check of 5 %; go on with the same choice"):
-        holdfast.check(planted, state_file=tmp_path / "state", resume=True)
+        outlive.check(planted, state_file=tmp_path / "state", resume=True)
 
 
 # ---------------------------------------------------------------- what is no good
@@ -227,15 +227,15 @@ def test_a_state_of_another_choice_is_refused(tmp_path):
 def test_what_makes_no_sense_is_refused(more, error, said):
     """Before anything is started."""
     with pytest.raises(error, match=said):
-        holdfast.check(planted, **more)
+        outlive.check(planted, **more)
 
 
 def test_what_cannot_be_checked_is_refused():
     """With the reason."""
     with pytest.raises(TypeError, match="is an iterator, and can be gone through once only"):
-        holdfast.check(iter([1, 2]))
+        outlive.check(iter([1, 2]))
     with pytest.raises(ValueError, match="sample= needs a map-style dataset"):
-        holdfast.check(Stream(3), sample="5%")
+        outlive.check(Stream(3), sample="5%")
 
 
 # ---------------------------------------------------------------- the command
@@ -247,7 +247,7 @@ def ask(*arguments: str) -> Any:
 
 def test_the_command_lists_the_bad_and_writes_them(tmp_path, monkeypatch):
     """Exit status 1, three rows, and a file that a loader obeys."""
-    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
+    monkeypatch.setenv("OUTLIVE_HOME", str(tmp_path))
     output = tmp_path / "bad.json"
 
     result = ask("checking.datasets:loader", "--output", str(output))
@@ -257,13 +257,13 @@ def test_the_command_lists_the_bad_and_writes_them(tmp_path, monkeypatch):
     assert "500                  exited  " in result.output
     assert f'DataLoader(..., quarantine="{output}")' in result.output
     assert [sample["index"] for sample in json.loads(output.read_text())["samples"]] == [7, 500, 1999]
-    batch = next(iter(holdfast.DataLoader(planted, 1000, num_workers=0, quarantine=output)))
+    batch = next(iter(outlive.DataLoader(planted, 1000, num_workers=0, quarantine=output)))
     assert batch.tolist()[6:9] == [6, 8, 9]
 
 
 def test_the_command_says_by_its_status_that_all_is_well_or_usage_wrong(tmp_path, monkeypatch):
     """0, 2 and 2; 3 where there is nothing to be checked, for whoever is told that all is well believes it."""
-    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
+    monkeypatch.setenv("OUTLIVE_HOME", str(tmp_path))
 
     good = ask("checking.datasets:good", "--json")
 
@@ -276,7 +276,7 @@ def test_the_command_says_by_its_status_that_all_is_well_or_usage_wrong(tmp_path
 
 def test_a_source_that_is_gone_ends_the_check_with_a_status_of_its_own(tmp_path, monkeypatch):
     """Nothing is condemned for it."""
-    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
+    monkeypatch.setenv("OUTLIVE_HOME", str(tmp_path))
 
     result = ask("checking.datasets:gone", "--patience", "0.2")
 

@@ -13,10 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checking import spread
-from holdfast.checking.plan import Choice, Done, Pace, Portions, choice_of
-from holdfast.checking.spread import Spread
-from holdfast.checking.weighing import Unsendable, weigh
+from outlive.checking import spread
+from outlive.checking.plan import Choice, Done, Pace, Portions, choice_of
+from outlive.checking.spread import Spread
+from outlive.checking.weighing import Unsendable, weigh
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)).map(lambda pair: (pair[0], pair[0] + pair[1])))
 

@@ -16,11 +16,11 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-import holdfast
+import outlive
 from checking.datasets import Files, NamedFiles, Planted, Stream
-from holdfast import FaultPolicy, IncidentKind, QuarantineFileError
-from holdfast.loader import fingerprint, quarantine_file
-from holdfast.loader.quarantine_file import BadSample, QuarantineFile
+from outlive import FaultPolicy, IncidentKind, QuarantineFileError
+from outlive.loader import fingerprint, quarantine_file
+from outlive.loader.quarantine_file import BadSample, QuarantineFile
 
 NAMES = [f"{number}.png" for number in range(60)]
 
@@ -58,7 +58,7 @@ def test_what_a_file_names_is_never_tried(tmp_path, workers, faults, stays):
     path = write(dataset, tmp_path / "bad.json", 3, *range(8, 12), BadSample(20, "exception", "exception"))
     more: dict[str, Any] = {"multiprocessing_context": "fork"} if workers else {}
 
-    loader = holdfast.DataLoader(dataset, 4, num_workers=workers, faults=faults, quarantine=path, **more)
+    loader = outlive.DataLoader(dataset, 4, num_workers=workers, faults=faults, quarantine=path, **more)
     batches = [batch.tolist() for _ in range(2) for batch in loader]
 
     tried = {int(line) for line in (tmp_path / "tried").read_text().split()}
@@ -79,7 +79,7 @@ def test_each_kind_of_sample_is_treated_as_its_rule_says(tmp_path):
     path = write(dataset, tmp_path / "bad.json", 1, BadSample(2, "exception", "exception"))
     policy = FaultPolicy(on_error="replace", on_crash="skip")
 
-    loader = holdfast.DataLoader(dataset, 4, num_workers=2, faults=policy, quarantine=path)
+    loader = outlive.DataLoader(dataset, 4, num_workers=2, faults=policy, quarantine=path)
 
     assert [len(batch) for batch in loader] == [3, *[4] * 9]
 
@@ -87,15 +87,15 @@ def test_each_kind_of_sample_is_treated_as_its_rule_says(tmp_path):
 def test_a_stream_steps_over_what_a_file_names(tmp_path):
     """Those that kill, too; the file belongs to a number of workers."""
     dataset = Stream(40, bad=(9,), deadly=(20,))
-    holdfast.check(dataset, workers=2, start_method="fork", output=tmp_path / "bad.json")
+    outlive.check(dataset, workers=2, start_method="fork", output=tmp_path / "bad.json")
 
-    loader = holdfast.DataLoader(dataset, 4, num_workers=2, quarantine=tmp_path / "bad.json")
+    loader = outlive.DataLoader(dataset, 4, num_workers=2, quarantine=tmp_path / "bad.json")
     delivered = sorted(int(number) for batch in loader for number in batch)
 
     assert delivered == [number for number in range(40) if number not in (9, 20)]
     assert not loader.incidents
     with pytest.raises(QuarantineFileError, match="shared by 2 workers, and num_workers is 3"):
-        holdfast.DataLoader(dataset, 4, num_workers=3, quarantine=tmp_path / "bad.json")
+        outlive.DataLoader(dataset, 4, num_workers=3, quarantine=tmp_path / "bad.json")
 
 
 # ---------------------------------------------------------------- another dataset
@@ -116,17 +116,17 @@ def test_a_file_of_another_dataset_is_refused(tmp_path, other, said):
     path = write(Files(NAMES), tmp_path / "bad.json", 3)
 
     with pytest.raises(QuarantineFileError, match=said) as caught:
-        holdfast.DataLoader(other, num_workers=1, quarantine=path)
+        outlive.DataLoader(other, num_workers=1, quarantine=path)
 
-    assert "holdfast check module:dataset --output" in str(caught.value)
+    assert "outlive check module:dataset --output" in str(caught.value)
 
 
 def test_what_need_not_change_samples_is_a_warning(tmp_path, caplog):
     """A root folder differs from machine to machine: it is said, and the file obeyed."""
     path = write(Files(NAMES), tmp_path / "bad.json", 3)
 
-    with caplog.at_level(logging.WARNING, "holdfast"):
-        loader = holdfast.DataLoader(Files(NAMES, root="/mnt"), quarantine=path)
+    with caplog.at_level(logging.WARNING, "outlive"):
+        loader = outlive.DataLoader(Files(NAMES, root="/mnt"), quarantine=path)
 
     assert set(loader.quarantine) == {3}
     assert "its root is not the same" in caplog.text
@@ -135,17 +135,17 @@ def test_what_need_not_change_samples_is_a_warning(tmp_path, caplog):
 def test_samples_with_ids_are_found_where_they_are_now(tmp_path, caplog):
     """In a dataset that is longer and in another order; what is gone is said."""
     output = tmp_path / "bad.json"
-    holdfast.check(NamedFiles(NAMES, bad=("7.png", "59.png")), workers=1, start_method="fork", output=output)
+    outlive.check(NamedFiles(NAMES, bad=("7.png", "59.png")), workers=1, start_method="fork", output=output)
     moved = NamedFiles(["more.png", *NAMES[::-1][1:]], bad=("7.png",))
 
-    with caplog.at_level(logging.WARNING, "holdfast"):
-        loader = holdfast.DataLoader(moved, batch_size=None, quarantine=output)
+    with caplog.at_level(logging.WARNING, "outlive"):
+        loader = outlive.DataLoader(moved, batch_size=None, quarantine=output)
 
     assert set(loader.quarantine) == {moved.names.index("7.png")}
     assert "7.png" not in list(loader)
     assert "1 of 2 samples in" in caplog.text
     subset = Subset(moved, [5, moved.names.index("7.png")])
-    assert set(holdfast.DataLoader(subset, quarantine=output).quarantine) == {1}
+    assert set(outlive.DataLoader(subset, quarantine=output).quarantine) == {1}
 
 
 # ---------------------------------------------------------------- the file
@@ -157,8 +157,8 @@ def test_samples_with_ids_are_found_where_they_are_now(tmp_path, caplog):
         (None, "there is no quarantine file"),
         ("{", "it is no JSON"),
         ("[]", 'it lacks "format"'),
-        ('{"format": "holdfast quarantine", "version": 7}', "has version 7"),
-        ('{"format": "holdfast quarantine", "version": 1, "samples": []}', "is damaged"),
+        ('{"format": "outlive quarantine", "version": 7}', "has version 7"),
+        ('{"format": "outlive quarantine", "version": 1, "samples": []}', "is damaged"),
     ],
 )
 def test_a_file_that_is_none_is_refused(tmp_path, text, said):
@@ -168,7 +168,7 @@ def test_a_file_that_is_none_is_refused(tmp_path, text, said):
         path.write_text(text)
 
     with pytest.raises(QuarantineFileError, match=said):
-        holdfast.DataLoader(Files(NAMES), quarantine=path)
+        outlive.DataLoader(Files(NAMES), quarantine=path)
 
 
 def test_a_file_with_a_sample_that_makes_no_sense_is_refused(tmp_path):
@@ -189,7 +189,7 @@ def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
     link.symlink_to(tmp_path / "bad.json")
 
     for path in (null, link):
-        holdfast.check(Files(NAMES), workers=1, start_method="fork", output=path, state_file=null)
+        outlive.check(Files(NAMES), workers=1, start_method="fork", output=path, state_file=null)
 
     assert null.resolve() == Path(os.devnull).resolve()
     assert link.is_symlink()
@@ -201,7 +201,7 @@ def test_several_files_are_obeyed_together(tmp_path):
     dataset = Planted(30, {})
     paths = [write(dataset, tmp_path / f"{number}.json", number) for number in range(3)]
 
-    assert set(holdfast.DataLoader(dataset, quarantine=paths).quarantine) == {0, 1, 2}
+    assert set(outlive.DataLoader(dataset, quarantine=paths).quarantine) == {0, 1, 2}
 
 
 # ---------------------------------------------------------------- fingerprints
@@ -209,7 +209,7 @@ def test_several_files_are_obeyed_together(tmp_path):
 FINGERPRINTS = """
 import torch
 from checking.datasets import Files
-from holdfast.loader import fingerprint
+from outlive.loader import fingerprint
 files = Files([f"{n}.png" for n in range(5000)])
 files.classes = {f"class {n}" for n in range(50)}
 files.seen = {"a": 1.5, "b": None}

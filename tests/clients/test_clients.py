@@ -2,7 +2,7 @@
 
 Reads   what the programs in `scripts` report.
 Writes  nothing.
-Never   a line of a script for holdfast's sake. A library that is not installed is skipped: `make clients` installs all.
+Never   a line of a script for outlive's sake. A library that is not installed is skipped: `make clients` installs all.
 """
 
 from __future__ import annotations
@@ -99,12 +99,12 @@ def test_training_finishes_when_it_is_run_by_us(client):
     skip_without(client)
 
     done = ended(
-        sys.executable, "-m", "holdfast", "run", "--faults", client.faults, *client.before, f"{client.script}.py"
+        sys.executable, "-m", "outlive", "run", "--faults", client.faults, *client.before, f"{client.script}.py"
     )
 
     assert done.returncode == 0, done.stderr[-6000:]
     assert reports(done.stdout) == [expected(client)]
-    told = re.findall(r"^holdfast: \d+ workers? (?:was|were) lost", done.stderr, re.MULTILINE)
+    told = re.findall(r"^outlive: \d+ workers? (?:was|were) lost", done.stderr, re.MULTILINE)
     assert len(told) == 1, done.stderr[-6000:]
 
 

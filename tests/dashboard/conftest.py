@@ -1,7 +1,7 @@
 """Each test of the dashboard has a runtime folder, a journal and a server of its own.
 
 Reads   nothing.
-Writes  HOLDFAST_RUNTIME and HOLDFAST_HOME, for the test and the processes it starts.
+Writes  OUTLIVE_RUNTIME and OUTLIVE_HOME, for the test and the processes it starts.
 Never   the user's own.
 """
 
@@ -17,8 +17,8 @@ from dashboard import serving
 
 @pytest.fixture(autouse=True)
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOLDFAST_RUNTIME", str(tmp_path / "runtime"))
-    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("OUTLIVE_RUNTIME", str(tmp_path / "runtime"))
+    monkeypatch.setenv("OUTLIVE_HOME", str(tmp_path / "home"))
 
 
 @pytest.fixture

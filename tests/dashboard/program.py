@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-import holdfast
+import outlive
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 RAISES, DIES = 9, 13
@@ -49,7 +49,7 @@ def main(what: str) -> None:
     }
     if what == "here":
         dataset, workers = torch.utils.data.Subset(dataset, range(DIES)), {"num_workers": 0}
-    loader = holdfast.DataLoader(dataset, batch_size=2, faults="skip", describe=describe, **workers)
+    loader = outlive.DataLoader(dataset, batch_size=2, faults="skip", describe=describe, **workers)
     batches = iter(loader)
     next(batches)
     print("ready", flush=True)

@@ -62,7 +62,7 @@ class Server:
 
     def post(self, path: str) -> Answer:
         """As the page does it."""
-        return self.ask(path, "POST", {"Origin": self.url.rstrip("/"), "X-Holdfast": "1", "Content-Length": "0"})
+        return self.ask(path, "POST", {"Origin": self.url.rstrip("/"), "X-Outlive": "1", "Content-Length": "0"})
 
     def jobs(self) -> list[dict[str, Any]]:
         return self.ask("/api/jobs").json["jobs"]  # type: ignore[no-any-return]
@@ -70,7 +70,7 @@ class Server:
 
 @contextlib.contextmanager
 def served(*options: str) -> Iterator[Server]:
-    command = [sys.executable, "-m", "holdfast", "dash", "--port", "0", *options]
+    command = [sys.executable, "-m", "outlive", "dash", "--port", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL) as process:
         try:
             assert process.stdout is not None

@@ -1,7 +1,7 @@
 """The page in a real browser: what it shows, how soon, and that nothing from user code runs in it. `make browser`.
 
 Reads   the page as a visitor sees it.
-Writes  pictures for the guide, where HOLDFAST_PICTURES names a folder.
+Writes  pictures for the guide, where OUTLIVE_PICTURES names a folder.
 Never   anything but Debian's Chromium: without it, or without playwright, these tests are skipped with the reason.
 """
 
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.leaks_allowed]  # playwright keep
 PATIENCE_MS = DEADLINE_S * 1000
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 EXAMPLES = Path(__file__).parents[2] / "examples" / "seeing"
-PICTURES = os.environ.get("HOLDFAST_PICTURES", "")
+PICTURES = os.environ.get("OUTLIVE_PICTURES", "")
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def test_a_death_is_on_the_page_when_it_has_happened(browser: Any, server: Serve
     assert len(found) == 1
     assert found[0].startswith("13")
     assert {"What happened", "Python stacks", "Instruction and registers"} <= set(sections)
-    assert kept.startswith("holdfast-")
+    assert kept.startswith("outlive-")
     assert closed == 0
     assert focused
     assert light != dark
@@ -234,7 +234,7 @@ def test_hostile_strings_do_nothing(browser: Any, server: Server):
 
     assert HOSTILE in name
     assert HOSTILE in shown
-    assert title == "holdfast"
+    assert title == "outlive"
     assert injected == 0
     assert "owned" != downloaded
     assert seen.wrong == []
@@ -270,7 +270,7 @@ WORDS = {
         "num_workers=|other programs",
     ),
 }
-# Of jobs that end by themselves; all do for the guide's pictures: HOLDFAST_PICTURES=docs/guide/pictures makes these.
+# Of jobs that end by themselves; all do for the guide's pictures: OUTLIVE_PICTURES=docs/guide/pictures makes these.
 SECONDS = dict.fromkeys(WORDS, "30") if PICTURES else {"poison": "18", "slow_disk": "30"}
 LONG = "300"  # the others: they are ended when all is said
 POINTS = 20 if PICTURES else 10

@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 
 from dashboard.serving import DEADLINE_S, Server, deliver, running, served
-from holdfast._metrics import history, runtime
 from metrics.terminals import Terminal
+from outlive._metrics import history, runtime
 from transport.watching import wait_until
 
 
@@ -57,7 +57,7 @@ def test_viewers_that_are_stopped_or_killed_do_not_touch_the_job():
         with served() as late:
             told = wait_until(lambda: "Sample 13 kills its worker" in titles(late), DEADLINE_S)
             events = late.ask(f"/api/jobs/{late.jobs()[0]['key']}/events").json["events"]
-        once = subprocess.run([sys.executable, "-m", "holdfast", "top", "--once"], capture_output=True, text=True)
+        once = subprocess.run([sys.executable, "-m", "outlive", "top", "--once"], capture_output=True, text=True)
 
     delivered = [int(number) for line in [*stopped, *killed] for number in line[4:-2].split(",")]
     assert delivered == [n for n in range(2, 50) if n not in (9, 13)]

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import holdfast
-from holdfast._metrics import runtime, viewing
-from holdfast.dashboard import hub
+import outlive
+from outlive._metrics import runtime, viewing
+from outlive.dashboard import hub
 
 
 def test_a_job_that_ended_a_while_ago_is_left_alone_until_it_has_news(monkeypatch):
     """Its board is not read again and again; what it told last stays."""
-    loader = holdfast.DataLoader(range(8), batch_size=4, num_workers=1)
+    loader = outlive.DataLoader(range(8), batch_size=4, num_workers=1)
     assert len(list(loader)) == 2
     (job,) = viewing.jobs()
     del loader

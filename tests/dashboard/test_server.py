@@ -14,7 +14,7 @@ import sys
 
 import pytest
 
-import holdfast
+import outlive
 from dashboard import serving
 from dashboard.serving import DEADLINE_S, Server, deliver, running, served
 from transport.watching import wait_until
@@ -25,7 +25,7 @@ def test_a_page_from_elsewhere_gets_nothing(server: Server):
     own = {"Host": f"localhost:{server.port}"}
     ask = "/api/jobs/x/slots/0/recycle"
     origin = {"Origin": f"http://localhost:{server.port}"}
-    action = {"X-Holdfast": "1"}
+    action = {"X-Outlive": "1"}
     statuses = {
         "a rebound name": server.ask("/api/jobs", headers={"Host": f"evil.example:{server.port}"}).status,
         "no name": server.ask("/api/jobs", headers={"Host": ""}).status,
@@ -86,7 +86,7 @@ def test_prometheus_can_scrape_it(server: Server):
 
         def is_told() -> bool:
             found = scraped()
-            return found.get("holdfast_batches_total", 0.0) >= 12 and found.get("holdfast_restarts_total", 0.0) >= 2
+            return found.get("outlive_batches_total", 0.0) >= 12 and found.get("outlive_restarts_total", 0.0) >= 2
 
         assert wait_until(is_told, DEADLINE_S)
     assert not [name for name in before if "batches" in name]
@@ -103,7 +103,7 @@ def test_a_token_is_asked_for_when_there_is_one():
         right = server.ask(f"//elsewhere.example/?a=1&token={server.token}")
         cookie = right.headers["set-cookie"]
         visit = server.ask("/api/jobs", headers={"Cookie": cookie.partition(";")[0]})
-        forged = server.ask("/api/jobs", headers={"Cookie": f"holdfast-dash-{server.port}={server.token}"})
+        forged = server.ask("/api/jobs", headers={"Cookie": f"outlive-dash-{server.port}={server.token}"})
 
     assert (without.status, wrong.status, wrong_header.status, forged.status) == (401, 401, 401, 401)
     assert b"needs its token" in without.body
@@ -126,7 +126,7 @@ def test_a_token_is_asked_for_when_there_is_one():
 def test_the_command_says_what_to_do_when_it_will_not_serve(options, says):
     """An address that others reach is never served without a token."""
     ended = subprocess.run(
-        [sys.executable, "-m", "holdfast", "dash", *options],
+        [sys.executable, "-m", "outlive", "dash", *options],
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
@@ -179,7 +179,7 @@ def test_everything_about_a_death_can_be_asked_for(server: Server):
     assert "there is no slot 7" in nobody.json["error"]
     assert "Python stacks" in [section["title"] for section in seen["sections"]]
     assert json.loads(as_json.body)["id"] == death
-    assert as_json.headers["content-disposition"] == f'attachment; filename="holdfast-{death}.json"'
+    assert as_json.headers["content-disposition"] == f'attachment; filename="outlive-{death}.json"'
     assert as_html.body.startswith(b"<!DOCTYPE html>")
     assert "attachment" in as_html.headers["content-disposition"]
     assert len(runs) == 1
@@ -208,10 +208,10 @@ def test_ranks_and_jobs_stand_side_by_side(server: Server):
 
         assert wait_until(lambda: len(told()) == 3 and has_died(), DEADLINE_S)
         page = told()
-        top = subprocess.run([sys.executable, "-m", "holdfast", "top", "--json"], capture_output=True, text=True)
-        once = subprocess.run([sys.executable, "-m", "holdfast", "top", "--once"], capture_output=True, text=True)
+        top = subprocess.run([sys.executable, "-m", "outlive", "top", "--json"], capture_output=True, text=True)
+        once = subprocess.run([sys.executable, "-m", "outlive", "top", "--once"], capture_output=True, text=True)
         registry = client.CollectorRegistry()
-        registry.register(holdfast.PrometheusCollector())
+        registry.register(outlive.PrometheusCollector())
         scrape = client.generate_latest(registry).decode()
 
     order = [(first.pid, 0, 2), (second.pid, 1, 2), (other.pid, None, None)]
@@ -221,7 +221,7 @@ def test_ranks_and_jobs_stand_side_by_side(server: Server):
     heads = [line.split()[2:4] for line in once.stdout.split("\n") if line.startswith("loader Faulty ")]
     assert heads == [["rank", "0/2"], ["rank", "1/2"], ["pid", str(other.pid)]]
     (family,) = [
-        family for family in parser.text_string_to_metric_families(scrape) if family.name == "holdfast_restarts"
+        family for family in parser.text_string_to_metric_families(scrape) if family.name == "outlive_restarts"
     ]
     restarts = {(int(s.labels["pid"]), s.labels["rank"]): s.value for s in family.samples}
     assert restarts == {(first.pid, "0"): 0, (second.pid, "1"): 2, (other.pid, ""): 0}
@@ -266,7 +266,7 @@ def test_a_program_is_shown_when_it_is_run_with_dash(tmp_path):
         "print(input())\n"
     )
     with subprocess.Popen(
-        [sys.executable, "-m", "holdfast", "run", "--dash", str(program)],
+        [sys.executable, "-m", "outlive", "run", "--dash", str(program)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

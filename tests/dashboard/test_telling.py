@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.dashboard import telling
-from holdfast.dashboard.story import Story
+from outlive.dashboard import telling
+from outlive.dashboard.story import Story
 
 MIB = 1 << 20
 

@@ -24,8 +24,8 @@ import numpy
 import torch
 from torch.utils.data import Dataset, IterableDataset, SubsetRandomSampler
 
-import holdfast
-from holdfast._system.cpus import usable_cpus
+import outlive
+from outlive._system.cpus import usable_cpus
 
 Situation = tuple[Any, dict[str, Any]]
 CPUS = usable_cpus()
@@ -59,7 +59,7 @@ class Doing(Plain):
 
 
 def ours(dataset: Any, **options: Any) -> Any:
-    return holdfast.DataLoader(
+    return outlive.DataLoader(
         dataset, **{"batch_size": 4, "num_workers": 2, "multiprocessing_context": "fork"} | options
     )
 
@@ -258,7 +258,7 @@ def python_objects() -> Situation:
 
 
 def python_objects_shared() -> Situation:
-    paths = holdfast.share([f"/data/images/{number:09d}.jpg" for number in range(300_000)])
+    paths = outlive.share([f"/data/images/{number:09d}.jpg" for number in range(300_000)])
     return ours(Doing(nothing, paths=paths, numbers=numpy.zeros(10 << 20))), NO_SAMPLES
 
 

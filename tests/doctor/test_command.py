@@ -1,4 +1,4 @@
-"""`holdfast doctor` as people and scripts meet it: its page, its JSON, its exit status, its progress.
+"""`outlive doctor` as people and scripts meet it: its page, its JSON, its exit status, its progress.
 
 Reads   standard output, standard error, a terminal of its own.
 Writes  small modules to temporary folders.
@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from doctor.examining import environment
-from holdfast._forensics import words
-from holdfast.doctor import Finding, Rank, dataset, printing
+from outlive._forensics import words
+from outlive.doctor import Finding, Rank, dataset, printing
 
 DEADLINE_S = 100.0
 MODULE = """
@@ -61,7 +61,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def doctor(folder: Path, *arguments: str, **streams: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "holdfast", "doctor", *arguments]
+    command = [sys.executable, "-m", "outlive", "doctor", *arguments]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
     return subprocess.run(
         command, cwd=folder, env=environment(), text=True, timeout=DEADLINE_S, stdin=subprocess.DEVNULL, **streams
@@ -74,7 +74,7 @@ def test_a_healthy_dataset_ends_with_0_and_a_page_of_80_columns(folder):
 
     lines = ended.stdout.splitlines()
     assert ended.returncode == 0, ended.stderr
-    assert lines[0] == "holdfast doctor made_up.py:Numbers"
+    assert lines[0] == "outlive doctor made_up.py:Numbers"
     assert lines[-1] == "Nothing was found that kills workers, changes samples or slows them down."
     assert max(map(len, lines)) <= 80
     assert any(line.startswith("  dataset   made_up.Numbers") for line in lines)
@@ -90,7 +90,7 @@ def test_what_kills_ends_with_1_as_a_page_and_as_json(folder):
 
     assert (page.returncode, told.returncode) == (1, 1), page.stderr + told.stderr
     assert "Will kill\n─────────\n  sample 99 raises OSError:" in page.stdout
-    assert "    → holdfast check made_up:Broken (finds all such samples)" in page.stdout.splitlines()
+    assert "    → outlive check made_up:Broken (finds all such samples)" in page.stdout.splitlines()
     assert "\x1b" not in page.stdout
     answer = json.loads(told.stdout)
     assert answer["target"] == "made_up:Broken"
@@ -155,10 +155,10 @@ def test_a_terminal_sees_how_far_it_is_and_a_file_does_not(folder):
 
 
 def test_the_package_is_light_and_its_names_load_late(folder):
-    """`holdfast.doctor` costs a program nothing until it examines something."""
+    """`outlive.doctor` costs a program nothing until it examines something."""
     program = (
-        "import sys, holdfast; holdfast.doctor; assert 'numpy' not in sys.modules and 'click' not in sys.modules;"
-        "told = holdfast.doctor.examine(compiled=False); print(str(told).splitlines()[0]);"
+        "import sys, outlive; outlive.doctor; assert 'numpy' not in sys.modules and 'click' not in sys.modules;"
+        "told = outlive.doctor.examine(compiled=False); print(str(told).splitlines()[0]);"
         "assert 'torch' not in sys.modules"
     )
     ended = subprocess.run(

@@ -18,10 +18,10 @@ import torch
 import groups
 from doctor.examining import Found, examined, examined_in
 from doctor.test_machine import limited, with_shm
-from holdfast.doctor import sampling
-from holdfast.doctor.fetching import Look
-from holdfast.doctor.plan import Plan
-from holdfast.doctor.sampling import Sampled
+from outlive.doctor import sampling
+from outlive.doctor.fetching import Look
+from outlive.doctor.plan import Plan
+from outlive.doctor.sampling import Sampled
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(400)]
 memory_group = groups.memory_group
@@ -42,7 +42,7 @@ FOUND: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     ),
     "bad_samples_left_out": (
         {"sample-kills": "changes data", "sample-raises": "changes data"},
-        ("sample 21 kills the worker that fetches it, and is left out", "holdfast check "),
+        ("sample 21 kills the worker that fetches it, and is left out", "outlive check "),
     ),
     "counting": ({"hidden-state": "changes data"}, ("sample 0 is another one when it is fetched again (4 of 4",)),
     "own_generator": (
@@ -83,15 +83,15 @@ FOUND: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     ),
     "large_to_pickle": (
         {"large-pickle": "slows down"},
-        ("300 MiB of dataset are pickled for 2 workers", "dataset = holdfast.share(dataset)"),
+        ("300 MiB of dataset are pickled for 2 workers", "dataset = outlive.share(dataset)"),
     ),
     "python_objects": (
         {"copied-on-read": "slows down"},
         (
             "dataset.paths: a list of 300000 elements",
             "dataset.names: a ndarray of 300000 elements",
-            "dataset.paths = holdfast.share(dataset.paths)",
-            "dataset.names = holdfast.share(dataset.names.tolist())",
+            "dataset.paths = outlive.share(dataset.paths)",
+            "dataset.names = outlive.share(dataset.names.tolist())",
         ),
     ),
     "python_objects_shared": ({}, ()),

@@ -17,8 +17,8 @@ import pytest
 
 import groups
 from doctor.examining import Found, examined, examined_in
-from holdfast.doctor import examine
-from holdfast.doctor.findings import Rank
+from outlive.doctor import examine
+from outlive.doctor.findings import Rank
 
 MANY = "100000"
 memory_group = groups.memory_group

@@ -21,9 +21,9 @@ import pytest
 
 from doctor.compiled import ASK, AT_LOAD, CAREFUL, FLOATS, WIDE, build, can_compile, run
 from forensics.illegal import WANTING, missing_here
-from holdfast.doctor import native
-from holdfast.doctor.findings import Rank
-from holdfast.doctor.native import features, machines
+from outlive.doctor import native
+from outlive.doctor.findings import Rank
+from outlive.doctor.native import features, machines
 
 pytest.importorskip("iced_x86", reason="instructions are read by iced-x86")
 pytestmark = pytest.mark.skipif(not can_compile(), reason="needs x86-64 and a C compiler")
@@ -189,8 +189,8 @@ def test_a_missing_extra_is_named(tmp_path):
     program = """
 import sys
 sys.modules["archspec"] = sys.modules["iced_x86"] = None
-from holdfast.doctor import native
-from holdfast.doctor.native import machines
+from outlive.doctor import native
+from outlive.doctor.native import machines
 print(native.survey(["x86-64-v2"], folders=[sys.argv[1]]).facts)
 try:
     machines.named("znver2")
@@ -199,8 +199,8 @@ except machines.UnknownMachine as error:
 """
     said = subprocess.check_output([sys.executable, "-c", program, str(tmp_path)], text=True)
 
-    assert "not looked at: the instructions of libraries; pip install 'holdfast[forensics]'" in said
-    assert "pip install 'holdfast[doctor]' (without it: x86-64, x86-64-v2, x86-64-v3, x86-64-v4)" in said
+    assert "not looked at: the instructions of libraries; pip install 'outlive[forensics]'" in said
+    assert "pip install 'outlive[doctor]' (without it: x86-64, x86-64-v2, x86-64-v3, x86-64-v4)" in said
 
 
 # ---------------------------------------------------------------- what does not fit
@@ -256,7 +256,7 @@ def test_an_extension_for_another_torch_is_found_by_names_that_are_not_there(tmp
 
 LOADING = """
 import ctypes, json, sys, sysconfig
-from holdfast.doctor import native
+from outlive.doctor import native
 held = [ctypes.CDLL(path) for path in sys.argv[1:]]
 sys.path[:] = [sysconfig.get_path("stdlib")]
 print(json.dumps([finding.to_dict() for finding in native.findings()]))
@@ -317,7 +317,7 @@ def test_broken_files_cost_nothing_but_themselves(tmp_path):
 
 def test_a_file_is_looked_at_once_and_again_when_it_changed(tmp_path, monkeypatch):
     """What was remembered is told; a memory that is broken is made anew."""
-    memory = tmp_path / "cache" / "holdfast" / "native-libraries.json"
+    memory = tmp_path / "cache" / "outlive" / "native-libraries.json"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "libraries"
     build(folder, "victim.so", AT_LOAD["in a constructor"])
@@ -365,7 +365,7 @@ for name in ("torch", "numpy", "pandas", "pyarrow", "scipy.special", "sklearn"):
         importlib.import_module(name)
     except ImportError:
         pass
-from holdfast.doctor import native
+from outlive.doctor import native
 seen = native.survey(["x86-64-v2", "nehalem", "znver2", "skylake-avx512"])
 print(json.dumps([[finding.to_dict() for finding in seen.findings], seen.facts]))
 """

@@ -2,7 +2,7 @@
 
 Reads   what an examination in a process of its own found.
 Writes  vm.overcommit_memory, vm.overcommit_ratio and a swap file of the machine, each for a few seconds.
-Never   without being asked to (HOLDFAST_MAY_CHANGE_MACHINE=1, which `make machine` sets), nor leaves them so.
+Never   without being asked to (OUTLIVE_MAY_CHANGE_MACHINE=1, which `make machine` sets), nor leaves them so.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transport.watching import wait_until
 pytestmark = [
     pytest.mark.alone,
     pytest.mark.skipif(
-        os.environ.get("HOLDFAST_MAY_CHANGE_MACHINE") != "1" or os.geteuid() != 0,
+        os.environ.get("OUTLIVE_MAY_CHANGE_MACHINE") != "1" or os.geteuid() != 0,
         reason="changes settings of the whole machine for some seconds: `make machine`, as root, where that is welcome",
     ),
 ]

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import Dataset
 
-from holdfast import DataLoader, FaultPolicy
+from outlive import DataLoader, FaultPolicy
 
 _SPIN = {"x86_64": b"\xeb\xfe", "aarch64": b"\x00\x00\x00\x14"}[platform.machine()]
 _SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]

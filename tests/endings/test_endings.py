@@ -28,7 +28,7 @@ class Job:
         with (folder / "stderr").open("w") as stderr:
             self.process = subprocess.Popen(
                 [sys.executable, str(PROGRAM), ending, method, str(folder)],
-                env={**os.environ, "HOLDFAST_TEST_TAG": self.tag},
+                env={**os.environ, "OUTLIVE_TEST_TAG": self.tag},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -56,7 +56,7 @@ class Job:
 
     def living(self) -> list[psutil.Process]:
         """Everything that carries the tag and is not dead: by state, a zombie is not a survivor."""
-        mark = f"HOLDFAST_TEST_TAG={self.tag}".encode()
+        mark = f"OUTLIVE_TEST_TAG={self.tag}".encode()
         found = []
         for pid in psutil.pids():
             try:

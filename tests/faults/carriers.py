@@ -21,7 +21,7 @@ import numpy
 import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
-import holdfast
+import outlive
 from faults.table import Moment, Plant
 
 Plants = Mapping[int, Plant]
@@ -279,8 +279,8 @@ def arguments(garden: Garden, dataset: Any = None, size: int = SIZE, **options: 
     }
 
 
-def make_loader(garden: Garden, faults: Any = "raise", **options: Any) -> holdfast.DataLoader[Any]:
-    return holdfast.DataLoader(**arguments(garden, **options), faults=faults)
+def make_loader(garden: Garden, faults: Any = "raise", **options: Any) -> outlive.DataLoader[Any]:
+    return outlive.DataLoader(**arguments(garden, **options), faults=faults)
 
 
 def values_of(batch: dict[str, Any]) -> Any:

@@ -15,9 +15,9 @@ import pytest
 
 from faults.carriers import BATCH, SIZE, WORKERS, Garden, Samples, Stream, make_loader
 from faults.table import FAULTS, TORN, Fault, Moment, Plant, Spot, call_os_exit, kill_self
-from holdfast import FaultPolicy, Incident, IncidentKind
-from holdfast._forensics.ledger import StreamIndex
-from holdfast.incident import Stage
+from outlive import FaultPolicy, Incident, IncidentKind
+from outlive._forensics.ledger import StreamIndex
+from outlive.incident import Stage
 
 # The bad sample: the second of batch 3 in a map-style dataset, the third of batch 3 in a stream. Slot 1 has both.
 BAD = 13

@@ -26,8 +26,8 @@ import numpy
 import torch
 from torch.utils.data import Dataset
 
-import holdfast
-from holdfast import FaultPolicy, Incident, IncidentKind
+import outlive
+from outlive import FaultPolicy, Incident, IncidentKind
 from transport.watching import wait_until
 
 SIZE, BATCH, WORKERS = 48, 4, 2
@@ -206,7 +206,7 @@ class Home:
         os.rename(self.path / "away", self.folder)
 
 
-def make_loader(dataset: Any, method: str | None, faults: Any = "skip", **options: Any) -> holdfast.DataLoader[Any]:
+def make_loader(dataset: Any, method: str | None, faults: Any = "skip", **options: Any) -> outlive.DataLoader[Any]:
     """`method`: None for num_workers=0."""
     generator = torch.Generator()
     generator.manual_seed(7)
@@ -214,7 +214,7 @@ def make_loader(dataset: Any, method: str | None, faults: Any = "skip", **option
     if isinstance(faults, str):
         faults = policy(on_error=faults)
     workers = {"num_workers": WORKERS, "multiprocessing_context": method} if method else {}
-    return holdfast.DataLoader(
+    return outlive.DataLoader(
         dataset, **{"batch_size": BATCH, "generator": generator, **workers, **options}, faults=faults
     )
 
@@ -223,7 +223,7 @@ def policy(**settings: Any) -> FaultPolicy:
     return FaultPolicy(**{"backoff_s": 0.02, "backoff_max_s": 0.1, "breaker_patience": DEADLINE_S, **settings})
 
 
-def all_wait(loader: holdfast.DataLoader[Any], but: int = -1) -> bool:
+def all_wait(loader: outlive.DataLoader[Any], but: int = -1) -> bool:
     """Whether every worker (but one) waits for its source: none has a sample in hand that may yet fail."""
     slots = [slot for slot in loader.statistics().slots if slot.slot != but]
     return all(slot.doing == "waiting before a retry" for slot in slots)
@@ -244,5 +244,5 @@ def values(batch: torch.Tensor) -> list[list[float]]:
     return batch.tolist()
 
 
-def breakers(loader: holdfast.DataLoader[Any]) -> list[str]:
+def breakers(loader: outlive.DataLoader[Any]) -> list[str]:
     return [incident.action for incident in loader.incidents if incident.kind is IncidentKind.BREAKER]

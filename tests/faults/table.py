@@ -20,9 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast import WorkerCrashedError, WorkerHungError
-from holdfast.incident import IncidentKind
-from holdfast.testing.deaths import (
+from outlive import WorkerCrashedError, WorkerHungError
+from outlive.incident import IncidentKind
+from outlive.testing.deaths import (
     call_abort,
     call_os_exit,
     call_sys_exit,

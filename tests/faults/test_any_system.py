@@ -1,4 +1,4 @@
-"""Faults that every system layer survives: `HOLDFAST_SYSTEM=portable` runs the same tests without fork and memfd.
+"""Faults that every system layer survives: `OUTLIVE_SYSTEM=portable` runs the same tests without fork and memfd.
 
 Few loaders with many faults each: a spawned worker takes seconds to import what it needs.
 """
@@ -21,8 +21,8 @@ import torch
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from holdfast import DataLoader, FaultPolicy
-from holdfast._system import choice
+from outlive import DataLoader, FaultPolicy
+from outlive._system import choice
 
 pytestmark = pytest.mark.faults
 
@@ -148,7 +148,7 @@ def undisturbed() -> Callable[[Any], list[list[Any]]]:
 
 def test_the_layer_is_the_one_that_was_asked_for():
     """Else these tests would test the same one twice."""
-    assert choice.PORTABLE is (os.environ.get("HOLDFAST_SYSTEM") == "portable")
+    assert choice.PORTABLE is (os.environ.get("OUTLIVE_SYSTEM") == "portable")
 
 
 def test_each_healthy_sample_comes_once_when_others_kill_exit_and_raise():
@@ -205,6 +205,6 @@ def test_nothing_is_left_when_the_loop_is_left(tmp_path):
 
     assert held[:, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
     deadline = time.monotonic() + 10
-    while left := [name for name in os.listdir("/dev/shm") if name.startswith(f"hf-{os.getpid()}-")]:
+    while left := [name for name in os.listdir("/dev/shm") if name.startswith(f"outlive-{os.getpid()}-")]:
         assert time.monotonic() < deadline, left
         time.sleep(0.01)  # between two looks, with a deadline

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-import holdfast
-from holdfast import FaultPolicy
-from holdfast._fleet.sizing import Sizing
-from holdfast.loader import pacing
+import outlive
+from outlive import FaultPolicy
+from outlive._fleet.sizing import Sizing
+from outlive.loader import pacing
 
 pytestmark = pytest.mark.faults
 METHODS = ("fork", "spawn", "forkserver")
@@ -53,7 +53,7 @@ def two_epochs(monkeypatch: Any, workers: int, method: str = "fork", folder: str
     monkeypatch.setattr(pacing, "new_sizing", lambda: Sizing(workers, workers))
     torch.manual_seed(11)
     policy = FaultPolicy(retry_on=OSError, backoff_s=0)
-    loader: Any = holdfast.DataLoader(
+    loader: Any = outlive.DataLoader(
         Augmented(folder),  # type: ignore[arg-type]
         batch_size=4,
         shuffle=True,
@@ -95,7 +95,7 @@ class Slow(Dataset[Any]):
 @pytest.mark.parametrize("method", METHODS)
 def test_it_becomes_larger_while_the_consumer_waits_and_keeps_what_it_learned(method):
     """Workers that wait for a disk are of use in numbers; the next epoch begins with as many as this one found."""
-    loader: Any = holdfast.DataLoader(Slow(), num_workers="auto", multiprocessing_context=method, timeout=DEADLINE_S)
+    loader: Any = outlive.DataLoader(Slow(), num_workers="auto", multiprocessing_context=method, timeout=DEADLINE_S)
     deadline = time.monotonic() + DEADLINE_S
     seen = []
     for count, batch in enumerate(loader):
@@ -122,7 +122,7 @@ class Endless(Augmented):
 def test_it_becomes_smaller_when_nobody_waits_for_them(monkeypatch):
     """A consumer that takes its time needs no more than one worker."""
     monkeypatch.setattr(pacing, "new_sizing", lambda: Sizing(6, 6))
-    loader: Any = holdfast.DataLoader(Endless(), num_workers="auto")
+    loader: Any = outlive.DataLoader(Endless(), num_workers="auto")
     deadline = time.monotonic() + DEADLINE_S
     for _ in loader:
         time.sleep(0.02)  # a consumer that takes its time
@@ -136,8 +136,8 @@ def test_it_becomes_smaller_when_nobody_waits_for_them(monkeypatch):
 
 def test_a_loader_made_from_its_attributes_is_auto_again():
     """As trainers do it that put a sampler of their own into a loader."""
-    loader: Any = holdfast.DataLoader(Augmented(), num_workers="auto")
-    other: Any = holdfast.DataLoader(loader.dataset, num_workers=loader.num_workers)
+    loader: Any = outlive.DataLoader(Augmented(), num_workers="auto")
+    other: Any = outlive.DataLoader(loader.dataset, num_workers=loader.num_workers)
 
     assert loader.num_workers == other.num_workers >= 16
     next(iter(other))
@@ -151,6 +151,6 @@ def test_what_it_cannot_do_is_said():
             return iter(range(3))
 
     with pytest.raises(ValueError, match="map-style dataset"):
-        holdfast.DataLoader(Stream(), num_workers="auto")
+        outlive.DataLoader(Stream(), num_workers="auto")
     with pytest.raises(TypeError):  # in torch's words
-        holdfast.DataLoader(Augmented(), num_workers="many")  # type: ignore[arg-type]
+        outlive.DataLoader(Augmented(), num_workers="many")  # type: ignore[arg-type]

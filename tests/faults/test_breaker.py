@@ -30,7 +30,7 @@ from faults.sources import (
     serving,
     values,
 )
-from holdfast import Incident, IncidentKind, SourceUnavailableError
+from outlive import Incident, IncidentKind, SourceUnavailableError
 from transport.watching import wait_until
 
 pytestmark = pytest.mark.faults

@@ -18,10 +18,10 @@ import psutil
 import pytest
 from torch.utils.data import Dataset
 
-import holdfast
+import outlive
 from faults.crashes import CRASHES, Crasher, assert_record_says
-from holdfast import FaultPolicy, Incident
-from holdfast._capture import crash
+from outlive import FaultPolicy, Incident
+from outlive._capture import crash
 
 pytestmark = pytest.mark.faults
 needs_recorder = pytest.mark.skipif(not crash.AVAILABLE, reason="the recorder was not built: no C compiler")
@@ -49,10 +49,10 @@ class Crashing(Dataset[int]):
 
 def loader_of(
     names: list[str], notes: Path, method: str, workers: int = WORKERS, **more: Any
-) -> holdfast.DataLoader[Any]:
+) -> outlive.DataLoader[Any]:
     policy = FaultPolicy(on_error="skip", retries=0, max_bad=None, max_restarts=10 * MANY)
     dataset = Crashing(names, notes)
-    return holdfast.DataLoader(
+    return outlive.DataLoader(
         dataset, batch_size=2, num_workers=workers, multiprocessing_context=method, faults=policy, **more
     )
 
@@ -107,7 +107,7 @@ def test_an_incident_with_a_record_is_plain_data(died: dict[str, Any]) -> None:
 def test_there_is_no_record_when_no_such_signal_came(method: str) -> None:
     """SIGKILL cannot be caught, and an exit is none."""
     policy = FaultPolicy(on_error="skip", retries=0, max_bad=None)
-    loader = holdfast.DataLoader(Ending(), batch_size=1, num_workers=1, multiprocessing_context=method, faults=policy)
+    loader = outlive.DataLoader(Ending(), batch_size=1, num_workers=1, multiprocessing_context=method, faults=policy)
 
     list(loader)
 
@@ -132,11 +132,11 @@ class Ending(Dataset[int]):
 def test_a_crash_in_worker_init_fn_is_recorded(tmp_path: Path, method: str) -> None:
     """The recorder is there before any code of the user's, and comes before faulthandler."""
     crasher = Crasher("read_wild", str(tmp_path))
-    loader: holdfast.DataLoader[int] = holdfast.DataLoader(
+    loader: outlive.DataLoader[int] = outlive.DataLoader(
         range(4), num_workers=1, multiprocessing_context=method, worker_init_fn=Init(crasher)
     )
 
-    with pytest.raises(holdfast.WorkerStartError):
+    with pytest.raises(outlive.WorkerStartError):
         list(loader)
 
     incident = loader.incidents[-1]
@@ -193,7 +193,7 @@ def test_many_crashes_leave_nothing_in_the_trainer(tmp_path: Path) -> None:
 def belongings() -> tuple[int, int, int]:
     maps = Path("/proc/self/maps").read_text()
     process = psutil.Process()
-    return len(re.findall("memfd:holdfast-box", maps)), process.num_fds(), process.memory_info().rss
+    return len(re.findall("memfd:outlive-box", maps)), process.num_fds(), process.memory_info().rss
 
 
 # ---------------------------------------------------------------- without the extension
@@ -203,7 +203,7 @@ def belongings() -> tuple[int, int, int]:
 def package_without_recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What an installation without a C compiler has."""
     root = tmp_path_factory.mktemp("installed")
-    shutil.copytree(Path(holdfast.__file__).parent, root / "holdfast", ignore=shutil.ignore_patterns("*.so", "*.[ch]"))
+    shutil.copytree(Path(outlive.__file__).parent, root / "outlive", ignore=shutil.ignore_patterns("*.so", "*.[ch]"))
     return root
 
 
@@ -211,9 +211,9 @@ def package_without_recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_everything_else_works_when_the_recorder_is_missing(package_without_recorder: Path, method: str) -> None:
     """The death is survived and explained as before; only the record is not there."""
     program = (
-        "import sys, holdfast; from holdfast._capture import crash; from faults import test_crash_records as t\n"
+        "import sys, outlive; from outlive._capture import crash; from faults import test_crash_records as t\n"
         "if __name__ == '__main__':\n"
-        f"    assert holdfast.__file__.startswith({str(package_without_recorder)!r}), holdfast.__file__\n"
+        f"    assert outlive.__file__.startswith({str(package_without_recorder)!r}), outlive.__file__\n"
         "    assert not crash.AVAILABLE and not crash.is_installed(); crash.reinstall()\n"
         f"    t.check_without_recorder({method!r}, {str(package_without_recorder)!r})\n"
     )

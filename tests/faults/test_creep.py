@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-import holdfast
-from holdfast import IncidentKind
-from holdfast.verdicts import Name
+import outlive
+from outlive import IncidentKind
+from outlive.verdicts import Name
 
 pytestmark = pytest.mark.faults
 SIZE = 480
@@ -44,9 +44,9 @@ def bind(slot: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
 
 
-def run(what: str, method: str) -> tuple[list[Any], holdfast.DataLoader[Any]]:
+def run(what: str, method: str) -> tuple[list[Any], outlive.DataLoader[Any]]:
     torch.manual_seed(7)
-    loader = holdfast.DataLoader(
+    loader = outlive.DataLoader(
         Leaking(what), 4, shuffle=True, num_workers=2, multiprocessing_context=method, worker_init_fn=bind
     )
     return list(loader), loader

@@ -13,7 +13,7 @@ import pytest
 from faults.carriers import SIZE, Garden, Samples, all_indices, flat, make_loader
 from faults.evidence import BAD, all_batches, loader_with, without_bad
 from faults.table import FAULTS, Moment, Plant, Spot
-from holdfast import FaultPolicy, Incident, IncidentKind, WorkerHungError
+from outlive import FaultPolicy, Incident, IncidentKind, WorkerHungError
 
 pytestmark = pytest.mark.faults
 

@@ -23,7 +23,7 @@ from faults.carriers import (
 )
 from faults.evidence import BAD, BAD_BATCH, Rule, rows, without_bad
 from faults.table import FAULTS, Fault, Moment, Plant, Spot
-from holdfast import FaultPolicy, TooManyFaultsError
+from outlive import FaultPolicy, TooManyFaultsError
 
 pytestmark = pytest.mark.faults
 

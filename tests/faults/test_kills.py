@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from faults.carriers import BATCH, SIZE, Garden, Samples, Stream, make_loader, undisturbed, values_of
-from holdfast import FaultPolicy
+from outlive import FaultPolicy
 
 pytestmark = pytest.mark.faults
 
@@ -37,7 +37,7 @@ def zygote_of(loader: Any) -> int | None:
     for pid in pids_of(loader):
         try:
             parent = psutil.Process(psutil.Process(pid).ppid())
-            if parent.name() == "holdfast-zygote" and parent.status() != psutil.STATUS_ZOMBIE:
+            if parent.name() == "outlive-zygote" and parent.status() != psutil.STATUS_ZOMBIE:
                 return parent.pid
         except psutil.NoSuchProcess:
             pass  # The loader has yet to learn that this worker is gone.

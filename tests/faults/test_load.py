@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from torch.utils.data import Dataset
 
-import holdfast
+import outlive
 from groups import cpu_group
 from transport.watching import wait_until
 
@@ -22,7 +22,7 @@ DEADLINE_S = 60.0
 
 THROTTLED = """
 import json, os, sys, time
-import holdfast, torch
+import outlive, torch
 
 class Burning:
     def __len__(self):
@@ -35,7 +35,7 @@ class Burning:
         return index
 
 sys.stdin.readline()
-loader = holdfast.DataLoader(Burning(), num_workers=2, multiprocessing_context="fork")
+loader = outlive.DataLoader(Burning(), num_workers=2, multiprocessing_context="fork")
 give_up_at = time.monotonic() + 60
 for _ in loader:
     told = loader.statistics()
@@ -73,7 +73,7 @@ def test_each_workers_time_is_told(method, tmp_path):
     """One reads, three share a CPU, one has nothing to do: all of it at once, and their batches arrive."""
     dataset = Mixed(tmp_path)
     os.mkfifo(dataset.fifo)
-    loader: Any = holdfast.DataLoader(
+    loader: Any = outlive.DataLoader(
         dataset, None, num_workers=5, prefetch_factor=1, multiprocessing_context=method, faults="raise"
     )
     iterator = iter(loader)
@@ -106,7 +106,7 @@ def test_each_workers_time_is_told(method, tmp_path):
 def test_workers_without_a_cpu_get_advice_which_stays_after_the_epoch(tmp_path):
     """That is when people ask."""
     dataset = Mixed(tmp_path)
-    loader: Any = holdfast.DataLoader(dataset, None, sampler=[1, 2, 3], num_workers=3, prefetch_factor=1)
+    loader: Any = outlive.DataLoader(dataset, None, sampler=[1, 2, 3], num_workers=3, prefetch_factor=1)
     iterator = iter(loader)
     try:
         seen = wait_until(lambda: "waited" in loader.statistics().advice, DEADLINE_S)

@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from holdfast import DataLoader, FaultPolicy
-from holdfast.incident import Incident
+from outlive import DataLoader, FaultPolicy
+from outlive.incident import Incident
 
 pytestmark = pytest.mark.faults
 

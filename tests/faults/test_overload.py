@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-import holdfast
-from holdfast._capture.vitals import own_bytes
+import outlive
+from outlive._capture.vitals import own_bytes
 from transport.watching import mapped_cells, wait_until
 
 pytestmark = pytest.mark.faults
@@ -74,7 +74,7 @@ class Quick(Dataset[torch.Tensor]):
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_consumer_that_is_slower_than_the_workers_costs_no_memory(method):
     """Workers wait for it with every batch ready, 200 times: cells and private memory of both sides stay level."""
-    loader: Any = holdfast.DataLoader(
+    loader: Any = outlive.DataLoader(
         Quick(), None, num_workers=2, prefetch_factor=2, multiprocessing_context=method, worker_threads=1
     )
     cells, mapped, owned = [], [], []

@@ -42,8 +42,8 @@ from faults.evidence import (
     without_bad,
 )
 from faults.table import FAULTS, INIT_SPOTS, SPOTS, TORN, Fault, Moment, Plant, Spot
-from holdfast import FaultPolicy, Incident, IncidentKind, TooManyFaultsError, WorkerCrashedError, WorkerStartError
-from holdfast.engines import watch
+from outlive import FaultPolicy, Incident, IncidentKind, TooManyFaultsError, WorkerCrashedError, WorkerStartError
+from outlive.engines import watch
 
 pytestmark = pytest.mark.faults
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-import holdfast
-from holdfast import FaultPolicy, IncidentKind
-from holdfast._capture.vitals import own_bytes
-from holdfast.limits import Limits, limits_of
-from holdfast.verdicts import Name
+import outlive
+from outlive import FaultPolicy, IncidentKind
+from outlive._capture.vitals import own_bytes
+from outlive.limits import Limits, limits_of
+from outlive.verdicts import Name
 
 pytestmark = pytest.mark.faults
 METHODS = ("fork", "spawn", "forkserver")
@@ -46,9 +46,9 @@ class Leaking(Dataset[Any]):
         return torch.rand(4) + index, own_bytes("self") or 0
 
 
-def epochs(method: str, count: int, leaks: bool, **more: Any) -> tuple[list[Any], holdfast.DataLoader[Any]]:
+def epochs(method: str, count: int, leaks: bool, **more: Any) -> tuple[list[Any], outlive.DataLoader[Any]]:
     torch.manual_seed(7)
-    loader = holdfast.DataLoader(
+    loader = outlive.DataLoader(
         Leaking(leaks), batch_size=4, shuffle=True, num_workers=2, multiprocessing_context=method, **more
     )
     return [batch for _ in range(count) for batch in loader], loader
@@ -97,7 +97,7 @@ def test_a_stream_goes_on_where_the_recycled_worker_was(method):
 
     def run(**more: Any) -> list[Any]:
         torch.manual_seed(3)
-        return list(holdfast.DataLoader(Stream(), 4, num_workers=2, multiprocessing_context=method, **more))
+        return list(outlive.DataLoader(Stream(), 4, num_workers=2, multiprocessing_context=method, **more))
 
     recycled, healthy = run(recycle_after=7), run()
 
@@ -130,7 +130,7 @@ class Greedy(Dataset[int]):
 def test_a_sample_that_needs_more_than_the_limit_is_treated_as_one_that_kills(method, how):
     """It costs a fresh worker as well, and then itself; the others arrive."""
     policy = FaultPolicy(on_error="skip", max_bad=None)
-    loader = holdfast.DataLoader(
+    loader = outlive.DataLoader(
         Greedy(how), 4, num_workers=2, multiprocessing_context=method, memory_limit=LIMIT, faults=policy
     )
 
@@ -148,7 +148,7 @@ def test_a_sample_that_needs_more_than_the_limit_is_treated_as_one_that_kills(me
 def test_without_a_limit_a_refusal_is_an_exception_like_others():
     """The user's own RLIMIT, not ours: nobody is replaced for it."""
     policy = FaultPolicy(on_error="skip", max_bad=None)
-    loader = holdfast.DataLoader(Refusing(), 4, num_workers=1, faults=policy)
+    loader = outlive.DataLoader(Refusing(), 4, num_workers=1, faults=policy)
 
     list(loader)
 
@@ -186,10 +186,10 @@ def test_limits_mean_what_they_say(memory_limit, recycle_after, limits):
 def test_what_makes_no_sense_is_refused_when_it_is_set(value):
     """With what would."""
     with pytest.raises(ValueError, match="recycle_after must be a number of batches"):
-        holdfast.DataLoader(Refusing(), recycle_after=value)
+        outlive.DataLoader(Refusing(), recycle_after=value)
 
 
 def test_a_memory_limit_that_is_no_size_is_refused_when_it_is_set():
     """Not when the first worker starts."""
     with pytest.raises(TypeError, match="memory_limit must be a size"):
-        holdfast.DataLoader(Refusing(), memory_limit="lots")
+        outlive.DataLoader(Refusing(), memory_limit="lots")

@@ -16,9 +16,9 @@ import psutil
 import pytest
 from torch.utils.data import Dataset, IterableDataset
 
-from holdfast import DataLoader, FaultPolicy
-from holdfast.engines.local import zygote
-from holdfast.errors import HoldfastError
+from outlive import DataLoader, FaultPolicy
+from outlive.engines.local import zygote
+from outlive.errors import OutliveError
 from transport.watching import wait_until
 
 pytestmark = pytest.mark.faults
@@ -47,7 +47,7 @@ class RefusedForks:
         self.fork = os.fork
 
     def __call__(self) -> int:
-        if self.sign.exists() and Path("/proc/self/comm").read_text().startswith("holdfast-zygote"):
+        if self.sign.exists() and Path("/proc/self/comm").read_text().startswith("outlive-zygote"):
             (self.sign.parent / "refused").touch()
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return self.fork()
@@ -147,7 +147,7 @@ def test_a_sample_that_writes_to_our_socket_is_found(method):
 
     assert flat(loader) == [n for n in range(24) if n != 6]
     assert set(loader.quarantine) == {6}
-    assert "wrote to a socket of holdfast's" in loader.quarantine[6].stack
+    assert "wrote to a socket of outlive's" in loader.quarantine[6].stack
 
 
 # ---------------------------------------------------------------- interrupts
@@ -188,7 +188,7 @@ def go_on_after_interrupts(loader: Any) -> tuple[list[int], list[str]]:
             got.append(int(next(iterator)))
         except StopIteration:
             break
-        except (KeyboardInterrupt, HoldfastError) as error:
+        except (KeyboardInterrupt, OutliveError) as error:
             raised.append(str(error) or type(error).__name__)
     return got, raised
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-import holdfast
+import outlive
 from faults.programs import crowded
 from groups import memory_group, run_in
-from holdfast import IncidentKind
-from holdfast._fleet import crew
+from outlive import IncidentKind
+from outlive._fleet import crew
 
 __all__ = ["memory_group"]
 pytestmark = pytest.mark.faults
@@ -76,7 +76,7 @@ def test_a_budget_is_kept_by_going_on_with_fewer(method):
     torch.manual_seed(5)
     stock = iter(torch.utils.data.DataLoader(_Weightless(), num_workers=3))
     torch.manual_seed(5)
-    loader: Any = holdfast.DataLoader(
+    loader: Any = outlive.DataLoader(
         Growing(), num_workers=3, multiprocessing_context=method, memory_budget=BUDGET, timeout=DEADLINE_S
     )
     deadline = time.monotonic() + DEADLINE_S
@@ -119,7 +119,7 @@ def test_the_fleet_grows_back_when_there_is_room(tmp_path, monkeypatch):
     torch.manual_seed(5)
     stock = iter(torch.utils.data.DataLoader(_Weightless(), num_workers=3))
     torch.manual_seed(5)
-    loader: Any = holdfast.DataLoader(Shedding(word), num_workers=3, memory_budget=BUDGET, timeout=DEADLINE_S)
+    loader: Any = outlive.DataLoader(Shedding(word), num_workers=3, memory_budget=BUDGET, timeout=DEADLINE_S)
     deadline = time.monotonic() + DEADLINE_S
     for ours, theirs in zip(loader, stock):
         assert torch.equal(ours[1], theirs[1])
@@ -143,10 +143,10 @@ def test_what_memory_budget_takes_is_checked(monkeypatch):
     data: Any = list(range(4))
     for wrong in ("lots", "120%", 0, True, 1.5):
         with pytest.raises((TypeError, ValueError), match="memory_budget"):
-            holdfast.DataLoader(data, memory_budget=wrong)  # type: ignore[arg-type]
-    monkeypatch.setenv("HOLDFAST_MEMORY_BUDGET", "much")
-    with pytest.raises(TypeError, match="HOLDFAST_MEMORY_BUDGET must be a size"):
-        holdfast.DataLoader(data)
-    monkeypatch.setenv("HOLDFAST_MEMORY_BUDGET", "2GiB")
-    assert holdfast.DataLoader(data)._budget == "2GiB"
-    assert holdfast.DataLoader(data, memory_budget="80%")._budget == "80%"
+            outlive.DataLoader(data, memory_budget=wrong)  # type: ignore[arg-type]
+    monkeypatch.setenv("OUTLIVE_MEMORY_BUDGET", "much")
+    with pytest.raises(TypeError, match="OUTLIVE_MEMORY_BUDGET must be a size"):
+        outlive.DataLoader(data)
+    monkeypatch.setenv("OUTLIVE_MEMORY_BUDGET", "2GiB")
+    assert outlive.DataLoader(data)._budget == "2GiB"
+    assert outlive.DataLoader(data, memory_budget="80%")._budget == "80%"

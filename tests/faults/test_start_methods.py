@@ -27,8 +27,8 @@ from faults.carriers import (
 )
 from faults.evidence import INIT_FLOOR_S, assert_cause, happened, stage_of
 from faults.table import FAULTS, Fault, Moment, Plant, Spot
-from holdfast import FaultPolicy, IncidentKind, WorkerStartError
-from holdfast._forensics.ledger import StreamIndex
+from outlive import FaultPolicy, IncidentKind, WorkerStartError
+from outlive._forensics.ledger import StreamIndex
 
 pytestmark = [
     pytest.mark.faults,

@@ -39,8 +39,8 @@ from faults.evidence import (
     without_bad,
 )
 from faults.table import FAULTS, TORN, Fault, Moment, Plant, Spot
-from holdfast import FaultPolicy, TooManyFaultsError, WorkerCrashedError, WorkerStartError
-from holdfast._forensics.ledger import StreamIndex
+from outlive import FaultPolicy, TooManyFaultsError, WorkerCrashedError, WorkerStartError
+from outlive._forensics.ledger import StreamIndex
 
 pytestmark = pytest.mark.faults
 

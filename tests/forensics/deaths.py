@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-import holdfast
-from holdfast import FaultPolicy, Incident
-from holdfast.verdicts import Confidence, Name
+import outlive
+from outlive import FaultPolicy, Incident
+from outlive.verdicts import Confidence, Name
 
 X86 = platform.machine() == "x86_64"
 PAGE = mmap.PAGESIZE
@@ -504,7 +504,7 @@ def let_die(names: list[str], folder: Path, method: str) -> dict[str, Incident]:
     """Every death once, in workers of one loader; each sample's incident, after all others were delivered."""
     policy = FaultPolicy(on_error="skip", retries=0, max_bad=None, max_restarts=10 * len(names))
     dataset: Any = Dying(names, folder)
-    loader: holdfast.DataLoader[Any] = holdfast.DataLoader(
+    loader: outlive.DataLoader[Any] = outlive.DataLoader(
         dataset, batch_size=2, num_workers=2, multiprocessing_context=method, faults=policy
     )
     delivered = [int(index) for batch in loader for index in batch]

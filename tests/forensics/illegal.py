@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from faults.crashes import FORBIDDEN_CALL, WILD, X86, forbid, page, run
-from holdfast._forensics import cpu
-from holdfast.verdicts import Confidence, Name
+from outlive._forensics import cpu
+from outlive.verdicts import Confidence, Name
 
 # Each needs one feature that many CPUs lack; the code ends with ret, for where it does not fault.
 WANTING = {

@@ -16,8 +16,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from holdfast.crashes import CrashRecord, Region
-from holdfast.evidence import (
+from outlive.crashes import CrashRecord, Region
+from outlive.evidence import (
     CodePlace,
     Evidence,
     Examined,
@@ -27,8 +27,8 @@ from holdfast.evidence import (
     Surroundings,
     Worked,
 )
-from holdfast.incident import Exit, Failure, Incident, IncidentKind, InHand, Stage
-from holdfast.verdicts import Confidence, Name, Verdict
+from outlive.incident import Exit, Failure, Incident, IncidentKind, InHand, Stage
+from outlive.verdicts import Confidence, Name, Verdict
 
 # Every character that Python's str can hold: file names bring surrogates, messages bring anything.
 texts = st.text(st.characters(), max_size=20)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from forensics import deaths, natives
-from holdfast._forensics import verdict
-from holdfast.crashes import SIGABRT, CrashRecord
-from holdfast.evidence import Evidence
-from holdfast.incident import Exit, Incident, IncidentKind, InHand, Stage
-from holdfast.verdicts import Confidence, Name
+from outlive._forensics import verdict
+from outlive.crashes import SIGABRT, CrashRecord
+from outlive.evidence import Evidence
+from outlive.incident import Exit, Incident, IncidentKind, InHand, Stage
+from outlive.verdicts import Confidence, Name
 
 METHODS = ("fork", "spawn")
 NAMES = list(deaths.ABORTS)

@@ -24,11 +24,11 @@ from typing import Any
 
 import pytest
 
-import holdfast
+import outlive
 from forensics import made_up
-from holdfast import Webhook
-from holdfast._forensics import alerts
-from holdfast.verdicts import Name, Verdict
+from outlive import Webhook
+from outlive._forensics import alerts
+from outlive.verdicts import Name, Verdict
 
 
 class Answering(ThreadingHTTPServer):
@@ -86,12 +86,12 @@ def test_an_incident_arrives_as_json_with_a_sentence():
         assert hook.flush()
 
     ((headers, body),) = server.received
-    assert holdfast.Incident.from_dict(body) == incident
+    assert outlive.Incident.from_dict(body) == incident
     assert body["text"].startswith(
         "worker 3 died of SIGSEGV while fetching sample 18204 "
         "(likely: read of address 0x0 in libimgcodecs.so.4): left out. "
     )
-    assert "holdfast report 7f3a12cd" in body["text"]
+    assert "outlive report 7f3a12cd" in body["text"]
     assert body["job"]["pid"] == os.getpid()
     assert headers["Authorization"] == "Bearer abc"
     assert headers["Content-Type"] == "application/json"
@@ -191,13 +191,13 @@ def test_a_burst_arrives_when_somebody_answers():
 
 
 # The two seconds of grace are another test's: this one's machine may be busy.
-PATIENT = "from holdfast._forensics import courier\ncourier.EXIT_S = 50.0\n"
+PATIENT = "from outlive._forensics import courier\ncourier.EXIT_S = 50.0\n"
 
 
 def run_program(source: str, *args: str) -> tuple[float, str]:
     """How long a program took from its last line to its end, by its own clock, and what it said."""
-    path = os.pathsep.join([str(Path(holdfast.__file__).parents[1]), str(Path(__file__).parents[1])])
-    head = "import os, sys, time\nfrom forensics import made_up\nfrom holdfast import Webhook\n"
+    path = os.pathsep.join([str(Path(outlive.__file__).parents[1]), str(Path(__file__).parents[1])])
+    head = "import os, sys, time\nfrom forensics import made_up\nfrom outlive import Webhook\n"
     process = subprocess.Popen(
         [sys.executable, "-c", f"{head}{source}\nprint('trained', time.monotonic(), flush=True)", *args],
         env={**os.environ, "PYTHONPATH": path},

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from groups import group_of, memory_group, run_in
-from holdfast._forensics import surroundings
+from outlive._forensics import surroundings
 
 __all__ = ["memory_group"]
 

@@ -1,4 +1,4 @@
-"""The command `holdfast`: what it prints, how it ends, and that it needs no torch.
+"""The command `outlive`: what it prints, how it ends, and that it needs no torch.
 
 Reads   a journal in a temporary folder; standard output.
 Writes  that journal.
@@ -21,18 +21,18 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 
-import holdfast
+import outlive
 from forensics import made_up
-from holdfast._forensics import journal, words
-from holdfast.cli import VERBS, explain, main
-from holdfast.verdicts import Name, Verdict
+from outlive._forensics import journal, words
+from outlive.cli import VERBS, explain, main
+from outlive.verdicts import Name, Verdict
 
-SOURCES = Path(holdfast.__file__).parents[1]
+SOURCES = Path(outlive.__file__).parents[1]
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("OUTLIVE_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     yield tmp_path / "home"
     assert journal.flush()
@@ -47,14 +47,14 @@ def two(home: Path) -> Path:
     return home
 
 
-def keep(*incidents: holdfast.Incident) -> None:
+def keep(*incidents: outlive.Incident) -> None:
     for incident in incidents:
         journal.add(incident)
     assert journal.flush()
 
 
 def ask(*args: str, **more: Any) -> Result:
-    result = CliRunner().invoke(main, args, prog_name="holdfast", **more)
+    result = CliRunner().invoke(main, args, prog_name="outlive", **more)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
     return result
 
@@ -140,7 +140,7 @@ def test_a_report_has_everything_in_80_columns(two):
     assert result.exit_code == 0
     for part in (
         *("worker 3 died of SIGSEGV while fetching sample 18204", "  cause     read of address 0x0", "2 hours ago"),
-        *("the instruction reads [rdi], and rdi is 0", "holdfast explain null-pointer", "dataset.py:88 decode"),
+        *("the instruction reads [rdi], and rdi is 0", "outlive explain null-pointer", "dataset.py:88 decode"),
         *(
             "cv::imdecode+0x1f in libimgcodecs.so.4",
             "48 8b 07 c3",
@@ -163,14 +163,14 @@ def test_a_report_is_json_for_programs(two):
     told = json.loads(ask("report", "7f3a", "--json").output)
 
     assert told["job"]["pid"] == os.getpid()
-    assert holdfast.Incident.from_dict(told).evidence == made_up.segfault().evidence
+    assert outlive.Incident.from_dict(told).evidence == made_up.segfault().evidence
 
 
 @pytest.mark.parametrize(
     ("args", "file"),
     [
-        (["7f3a", "--html"], "holdfast-7f3a12cd.html"),
-        (["--html", "7f3a"], "holdfast-7f3a12cd.html"),
+        (["7f3a", "--html"], "outlive-7f3a12cd.html"),
+        (["--html", "7f3a"], "outlive-7f3a12cd.html"),
         (["7f3a", "--html", "page.html"], "page.html"),
     ],
 )
@@ -338,13 +338,13 @@ def test_the_help_of_a_verb_is_its_files_docstring(verb):
     result = ask(verb, "--help")
 
     assert result.exit_code == 0
-    assert f"holdfast {verb}" in result.output
+    assert f"outlive {verb}" in result.output
     assert "Exit status:" in result.output
     assert max(map(len, result.output.splitlines())) <= 80
 
 
 def test_the_command_lists_its_verbs():
-    """`holdfast` alone says what there is."""
+    """`outlive` alone says what there is."""
     output = ask("--help").output
 
     assert all(verb in output for verb in VERBS)
@@ -353,8 +353,8 @@ def test_the_command_lists_its_verbs():
 def test_journal_and_command_need_no_torch(two):
     """A login node has none; neither has who only uses the pool."""
     program = (
-        "import sys; sys.modules['torch'] = None; sys.argv = ['holdfast', 'report', '7f3a']\n"
-        "import holdfast.__main__; holdfast.__main__.main()"
+        "import sys; sys.modules['torch'] = None; sys.argv = ['outlive', 'report', '7f3a']\n"
+        "import outlive.__main__; outlive.__main__.main()"
     )
     environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
     out = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
@@ -363,10 +363,10 @@ def test_journal_and_command_need_no_torch(two):
     assert "read of address 0x0" in out.stdout
 
 
-def test_python_m_holdfast_is_the_command(two):
+def test_python_m_outlive_is_the_command(two):
     """For an environment whose scripts are not on the path."""
     environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
-    command = [sys.executable, "-m", "holdfast", "incidents", "--limit", "1"]
+    command = [sys.executable, "-m", "outlive", "incidents", "--limit", "1"]
     out = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
     assert out.returncode == 0, out.stderr

@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 
 from forensics import illegal
-from holdfast._capture.crash import parse_maps
-from holdfast._forensics import cpu, examine, symbols, system_calls
-from holdfast._forensics.cpu import Cpu
-from holdfast.crashes import CrashRecord, Region
-from holdfast.evidence import CodePlace
+from outlive._capture.crash import parse_maps
+from outlive._forensics import cpu, examine, symbols, system_calls
+from outlive._forensics.cpu import Cpu
+from outlive.crashes import CrashRecord, Region
+from outlive.evidence import CodePlace
 
 X86 = platform.machine() == "x86_64"
 needs_x86 = pytest.mark.skipif(not X86, reason="not x86-64")

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-import holdfast
+import outlive
 from forensics import deaths, natives
-from holdfast import FaultPolicy
-from holdfast._capture import crash as recorder
-from holdfast._forensics import callers, mapped_files, verdict
-from holdfast.crashes import SI_KERNEL, SIGBUS, SIGSEGV, CrashRecord, Region
-from holdfast.evidence import CodePlace, Evidence, Examined, Instruction, MappedFile
-from holdfast.incident import Exit, Incident, IncidentKind, InHand, Stage
-from holdfast.verdicts import Confidence, Name
+from outlive import FaultPolicy
+from outlive._capture import crash as recorder
+from outlive._forensics import callers, mapped_files, verdict
+from outlive.crashes import SI_KERNEL, SIGBUS, SIGSEGV, CrashRecord, Region
+from outlive.evidence import CodePlace, Evidence, Examined, Instruction, MappedFile
+from outlive.incident import Exit, Incident, IncidentKind, InHand, Stage
+from outlive.verdicts import Confidence, Name
 
 METHODS = ("fork", "spawn")
 NAMES = list(deaths.FAULTS)
@@ -77,7 +77,7 @@ def test_what_a_worker_was_forked_with_is_known_when_it_is_gone(tmp_path: Path) 
     path = deaths.file_of(tmp_path, "inherited", 1 << 20)
     dataset: Any = Inheriting(path, tmp_path / "libfaulty.so")
     policy = FaultPolicy(on_error="skip", retries=0, max_bad=None)
-    loader: holdfast.DataLoader[Any] = holdfast.DataLoader(
+    loader: outlive.DataLoader[Any] = outlive.DataLoader(
         dataset, num_workers=1, multiprocessing_context="fork", faults=policy
     )
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from torch.utils.data import Dataset
 
-import holdfast
-from holdfast import Incident, IncidentKind
-from holdfast.verdicts import Name
+import outlive
+from outlive import Incident, IncidentKind
+from outlive.verdicts import Name
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 METHODS = ("fork", "spawn")
@@ -59,7 +59,7 @@ class Reading(Dataset[int]):
 def first_growth(dataset: Dataset[int], method: str, **more: Any) -> Incident | None:
     """The first incident of this kind, as soon as it comes; None within the deadline."""
     heard: list[Incident] = []
-    loader = holdfast.DataLoader(
+    loader = outlive.DataLoader(
         dataset, 4, num_workers=1, multiprocessing_context=method, on_incident=heard.append, **more
     )
     give_up_at = time.monotonic() + DEADLINE_S

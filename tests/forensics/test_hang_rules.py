@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from holdfast._forensics import verdict
-from holdfast.evidence import Evidence, Seen, ThreadSeen
-from holdfast.incident import Incident, IncidentKind, InHand, Stage
-from holdfast.verdicts import Confidence, Name
+from outlive._forensics import verdict
+from outlive.evidence import Evidence, Seen, ThreadSeen
+from outlive.incident import Incident, IncidentKind, InHand, Stage
+from outlive.verdicts import Confidence, Name
 
 STACK = (
     "Current thread 0x00007f3a93c1b740 (most recent call first):\n"
     '  File "/usr/lib/python3.11/queue.py", line 171 in get\n'
     '  File "/home/me/dataset.py", line 88 in decode\n'
     '  File "/home/me/dataset.py", line 61 in __getitem__\n'
-    '  File "/opt/holdfast/loader/jobs.py", line 248 in _run_plain\n'
+    '  File "/opt/outlive/loader/jobs.py", line 248 in _run_plain\n'
 )
 
 

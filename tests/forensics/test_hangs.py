@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
-import holdfast
+import outlive
 from forensics.hangs import COMPILER, GLOBAL, HANGS, Hanging, Props, compile_debugger, compile_library
-from holdfast import FaultPolicy, Incident, IncidentKind
-from holdfast.verdicts import Confidence, Name
+from outlive import FaultPolicy, Incident, IncidentKind
+from outlive.verdicts import Confidence, Name
 
 pytestmark = pytest.mark.faults
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler to build a native loop with")
@@ -54,11 +54,11 @@ EXPECTED: dict[str, tuple[Name, tuple[str, ...]]] = {
 }
 
 
-def loader_of(dataset: Hanging, method: str, **more: Any) -> holdfast.DataLoader[Any]:
+def loader_of(dataset: Hanging, method: str, **more: Any) -> outlive.DataLoader[Any]:
     policy = FaultPolicy(
         on_error="skip", retries=0, max_bad=None, max_restarts=1000, sample_timeout=TIMEOUT_S, hang_floor_s=20
     )
-    return holdfast.DataLoader(
+    return outlive.DataLoader(
         dataset, **{"batch_size": 2, "num_workers": 2, "multiprocessing_context": method, "faults": policy, **more}
     )
 
@@ -331,7 +331,7 @@ def test_hangs_are_explained_where_nothing_forks(tmp_path: Path) -> None:
     )
     ended = subprocess.run(
         [sys.executable, str(program)],
-        env={**os.environ, "HOLDFAST_SYSTEM": "portable", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env={**os.environ, "OUTLIVE_SYSTEM": "portable", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
         timeout=100,
@@ -354,11 +354,11 @@ class HangsAtStart:
 def test_a_hang_in_worker_init_fn_is_explained() -> None:
     """No sample is in hand, and the advice is about the start."""
     policy = FaultPolicy(retries=0, sample_timeout="auto", hang_floor_s=0.3)
-    loader: holdfast.DataLoader[int] = holdfast.DataLoader(
+    loader: outlive.DataLoader[int] = outlive.DataLoader(
         range(4), num_workers=1, multiprocessing_context="fork", worker_init_fn=HangsAtStart(), faults=policy
     )
 
-    with pytest.raises(holdfast.WorkerStartError) as caught:
+    with pytest.raises(outlive.WorkerStartError) as caught:
         list(loader)
 
     incident = caught.value.incident

@@ -19,19 +19,19 @@ from typing import Any
 import pytest
 from torch.utils.data import Dataset
 
-import holdfast
+import outlive
 from forensics import illegal
 from forensics.illegal import DEATHS, Death
-from holdfast import FaultPolicy, Incident, IncidentKind
-from holdfast._capture import blackbox, crash
-from holdfast._capture.blackbox import BlackBox
-from holdfast._forensics import autopsy, examine
-from holdfast._forensics.cpu import Cpu
-from holdfast._forensics.rules import instruction_remedies, instructions
-from holdfast.crashes import CrashRecord, Region
-from holdfast.evidence import CodePlace, Evidence, Examined, Instruction
-from holdfast.incident import Exit, InHand
-from holdfast.verdicts import Confidence, Name
+from outlive import FaultPolicy, Incident, IncidentKind
+from outlive._capture import blackbox, crash
+from outlive._capture.blackbox import BlackBox
+from outlive._forensics import autopsy, examine
+from outlive._forensics.cpu import Cpu
+from outlive._forensics.rules import instruction_remedies, instructions
+from outlive.crashes import CrashRecord, Region
+from outlive.evidence import CodePlace, Evidence, Examined, Instruction
+from outlive.incident import Exit, InHand
+from outlive.verdicts import Confidence, Name
 
 pytest.importorskip("iced_x86", reason="the extra «forensics» is not installed")
 pytest.importorskip("elftools", reason="the extra «forensics» is not installed")
@@ -74,7 +74,7 @@ def died(request: pytest.FixtureRequest, library: Path, missing: list[str]) -> d
     """Every death, once: its incident."""
     policy = FaultPolicy(on_error="skip", retries=0, max_bad=None, max_restarts=1000)
     dataset = Dying(library, missing)
-    loader: holdfast.DataLoader[Any] = holdfast.DataLoader(
+    loader: outlive.DataLoader[Any] = outlive.DataLoader(
         dataset, batch_size=2, num_workers=2, multiprocessing_context=request.param, faults=policy
     )
     delivered = [int(index) for batch in loader for index in batch]
@@ -259,7 +259,7 @@ def test_an_instruction_is_guessed_at_without_a_decoder(code: str, words: str) -
 
     assert (verdict.name, verdict.confidence) == (Name.CPU_FEATURE_MISSING, Confidence.POSSIBLE)
     assert words in verdict.cause
-    assert "holdfast[forensics]" in verdict.remedies[0]
+    assert "outlive[forensics]" in verdict.remedies[0]
 
 
 def test_an_instruction_of_aarch64_is_named_and_its_feature_guessed_at() -> None:
@@ -336,9 +336,9 @@ def test_an_autopsy_that_cannot_examine_still_judges(monkeypatch: pytest.MonkeyP
 
 EMULATED = """
 import dataclasses, json, os, resource, sys
-from holdfast._capture import blackbox, crash, stacks
-from holdfast._forensics import cpu
-from holdfast._system import memory
+from outlive._capture import blackbox, crash, stacks
+from outlive._forensics import cpu
+from outlive._system import memory
 fd, stack_fd = memory.create(blackbox.SIZE), memory.create(stacks.SIZE)
 mapped = memory.attach(fd)
 box = blackbox.BlackBox(mapped)
@@ -360,15 +360,15 @@ print(json.dumps({"status": status, "cpu": told}))
 
 
 SUPERVISED = """
-import json, resource, torch, holdfast
+import json, resource, torch, outlive
 class Dataset(torch.utils.data.Dataset):
     def __len__(self):
         return 6
     def __getitem__(self, index):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         return torch.arange(64.0).exp() if index == 3 else torch.zeros(64)
-policy = holdfast.FaultPolicy(on_error="skip", retries=0, max_bad=None)
-loader = holdfast.DataLoader(Dataset(), batch_size=2, num_workers=1, multiprocessing_context="fork", faults=policy)
+policy = outlive.FaultPolicy(on_error="skip", retries=0, max_bad=None)
+loader = outlive.DataLoader(Dataset(), batch_size=2, num_workers=1, multiprocessing_context="fork", faults=policy)
 delivered = sum(len(batch) for batch in loader)
 (incident,) = loader.incidents
 verdict = incident.verdict

@@ -2,7 +2,7 @@
 
 Reads   journals in temporary folders.
 Writes  them, from this process, from threads, forks and programs; damages them.
-Never   the user's own: HOLDFAST_HOME is set for every test.
+Never   the user's own: OUTLIVE_HOME is set for every test.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from typing import Any
 
 import pytest
 
-import holdfast
+import outlive
 from forensics import made_up
-from holdfast._forensics import journal
-from holdfast._forensics.job import Job
+from outlive._forensics import journal
+from outlive._forensics.job import Job
 
 STRANGER_S = 60  # how long a program of a test may take
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("OUTLIVE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(journal, "_told", False)
     yield tmp_path / "home"
     assert journal.flush()
@@ -49,8 +49,8 @@ def written(count: int = 1, **more: Any) -> list[journal.Entry]:
 
 def program(source: str, *args: str, **more: Any) -> subprocess.Popen[str]:
     """A Python program of its own, which has `made_up` and `journal`."""
-    head = "import os, sys, time\nfrom forensics import made_up\nfrom holdfast._forensics import journal\n"
-    path = os.pathsep.join([str(Path(holdfast.__file__).parents[1]), str(Path(__file__).parents[1])])
+    head = "import os, sys, time\nfrom forensics import made_up\nfrom outlive._forensics import journal\n"
+    path = os.pathsep.join([str(Path(outlive.__file__).parents[1]), str(Path(__file__).parents[1])])
     environment = {**os.environ, "PYTHONPATH": path, **more.pop("env", {})}
     command = [sys.executable, "-c", head + textwrap.dedent(source), *args]
     return subprocess.Popen(
@@ -92,7 +92,7 @@ def test_an_incident_is_in_the_journal_with_its_job(home):
 
 def test_incidents_of_a_loader_reach_the_journal(home):
     """By themselves; and the sample's value is not in it, only its index."""
-    loader = holdfast.DataLoader(Secrets(), batch_size=1, num_workers=1, multiprocessing_context="fork", faults="skip")
+    loader = outlive.DataLoader(Secrets(), batch_size=1, num_workers=1, multiprocessing_context="fork", faults="skip")
 
     assert len(list(loader)) == 3
     assert journal.flush()
@@ -195,23 +195,23 @@ def test_two_incidents_with_one_id_are_both_kept(home):
 
 
 def test_the_journal_lies_where_the_settings_say(tmp_path, monkeypatch):
-    """HOLDFAST_HOME, else XDG's state folder, else the usual one."""
-    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "own"))
+    """OUTLIVE_HOME, else XDG's state folder, else the usual one."""
+    monkeypatch.setenv("OUTLIVE_HOME", str(tmp_path / "own"))
     assert journal.path() == tmp_path / "own" / "journal.sqlite3"
 
-    monkeypatch.delenv("HOLDFAST_HOME")
+    monkeypatch.delenv("OUTLIVE_HOME")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert journal.home() == tmp_path / "holdfast"
+    assert journal.home() == tmp_path / "outlive"
 
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert journal.home() == tmp_path / ".local/state/holdfast"
+    assert journal.home() == tmp_path / ".local/state/outlive"
 
 
 @pytest.mark.parametrize("word", ["0", "off", "False"])
 def test_nothing_is_written_when_it_is_turned_off(home, monkeypatch, word):
-    """HOLDFAST_JOURNAL=0."""
-    monkeypatch.setenv("HOLDFAST_JOURNAL", word)
+    """OUTLIVE_JOURNAL=0."""
+    monkeypatch.setenv("OUTLIVE_JOURNAL", word)
 
     assert written(1) == []
     assert not home.exists()
@@ -219,7 +219,7 @@ def test_nothing_is_written_when_it_is_turned_off(home, monkeypatch, word):
 
 def test_the_oldest_make_room_when_it_is_full(home, monkeypatch):
     """The file stays within its size, and what is newest is in it."""
-    monkeypatch.setenv("HOLDFAST_JOURNAL_MIB", "1")
+    monkeypatch.setenv("OUTLIVE_JOURNAL_MIB", "1")
 
     found = written(400)
 
@@ -232,7 +232,7 @@ def test_the_oldest_make_room_when_it_is_full(home, monkeypatch):
 @pytest.mark.parametrize(("text", "mib"), [("", 64), ("nonsense", 64), ("-1", 64), ("0.5", 0.5), ("1e999", 64)])
 def test_a_size_that_says_nothing_means_the_default(monkeypatch, text, mib):
     """A typing error must not cost the journal."""
-    monkeypatch.setenv("HOLDFAST_JOURNAL_MIB", text)
+    monkeypatch.setenv("OUTLIVE_JOURNAL_MIB", text)
 
     assert journal._size_bytes() == mib * 2**20
 
@@ -293,7 +293,7 @@ def obstructed(kind: str, home: Path) -> None:
 def test_the_job_goes_on_when_the_journal_cannot_be_written(home, caplog, kind):
     """One warning that says what to set, however many incidents there are; no error."""
     obstructed(kind, home)
-    caplog.set_level(logging.WARNING, "holdfast")
+    caplog.set_level(logging.WARNING, "outlive")
 
     started = time.perf_counter()
     for n in range(200):
@@ -304,8 +304,8 @@ def test_the_job_goes_on_when_the_journal_cannot_be_written(home, caplog, kind):
     assert took_s < 5.0
     (line,) = caplog.messages
     assert f"the journal in {home} cannot be written" in line
-    assert "HOLDFAST_HOME" in line
-    assert "HOLDFAST_JOURNAL=0" in line
+    assert "OUTLIVE_HOME" in line
+    assert "OUTLIVE_JOURNAL=0" in line
 
 
 def test_a_folder_that_may_not_be_written_costs_only_the_journal(tmp_path):
@@ -316,14 +316,14 @@ def test_a_folder_that_may_not_be_written_costs_only_the_journal(tmp_path):
     source = """
     import json, secrets, sqlite3, msgspec, psutil, logging; logging.basicConfig(level=logging.WARNING)
     import multiprocessing.util
-    from holdfast import plain
-    from holdfast._forensics import journal_file
+    from outlive import plain
+    from outlive._forensics import journal_file
     if os.geteuid() == 0: os.setuid(65534)
     for n in range(10):
         journal.add(made_up.segfault(id=f"{n:08x}"))
     print(journal.flush())
     """
-    process = program(source, env={"HOLDFAST_HOME": str(home)})
+    process = program(source, env={"OUTLIVE_HOME": str(home)})
 
     out, err = process.communicate(timeout=STRANGER_S)
 
@@ -349,7 +349,7 @@ def test_a_disk_that_is_really_full_costs_only_the_journal(tmp_path):
         journal.flush()
         print("trained")
         """
-        process = program(source, env={"HOLDFAST_HOME": str(small)})
+        process = program(source, env={"OUTLIVE_HOME": str(small)})
         out, err = process.communicate(timeout=STRANGER_S)
         assert (process.returncode, out) == (0, "trained\n")
         assert err.count("cannot be written") == 1
@@ -419,7 +419,7 @@ def test_the_thread_ends_when_it_is_idle(home):
     written(1)
 
     give_up_at = time.monotonic() + 10
-    while any(t.name == "holdfast-journal" for t in threading.enumerate()):
+    while any(t.name == "outlive-journal" for t in threading.enumerate()):
         assert time.monotonic() < give_up_at
         time.sleep(0.01)  # between two looks, with a deadline
     assert len(written(2)) == 2
@@ -432,7 +432,7 @@ def test_everything_is_written_when_the_program_ends_at_once(home):
     """The last incident is the one that people look for."""
     # The two seconds of grace are another test's: this one's machine may be busy.
     source = """
-    from holdfast._forensics import courier
+    from outlive._forensics import courier
     courier.EXIT_S = 50.0
     for n in range(300):
         journal.add(made_up.segfault(id=f"{n:08x}"))
@@ -472,7 +472,7 @@ def test_a_rank_that_multiprocessing_started_writes_its_incidents(home, tmp_path
             f"""
             import multiprocessing
             from forensics import made_up
-            from holdfast._forensics import courier, journal
+            from outlive._forensics import courier, journal
 
             courier.EXIT_S = 50.0
 
@@ -487,7 +487,7 @@ def test_a_rank_that_multiprocessing_started_writes_its_incidents(home, tmp_path
             """
         )
     )
-    path = os.pathsep.join([str(Path(holdfast.__file__).parents[1]), str(Path(__file__).parents[1])])
+    path = os.pathsep.join([str(Path(outlive.__file__).parents[1]), str(Path(__file__).parents[1])])
     subprocess.run(
         [sys.executable, str(source)], check=True, env={**os.environ, "PYTHONPATH": path}, timeout=STRANGER_S
     )
@@ -498,7 +498,7 @@ def test_a_rank_that_multiprocessing_started_writes_its_incidents(home, tmp_path
 def test_a_fork_neither_writes_twice_nor_hangs(home):
     """Forks at any moment of the writing; each child adds one of its own and ends through the usual exits."""
     source = """
-    from holdfast._forensics import courier
+    from outlive._forensics import courier
     courier.EXIT_S = journal._WRITE_S = journal._FORK_WAIT_S = 50.0  # a busy machine is no hanging disk
     children = []
     for n in range(60):

@@ -1,7 +1,7 @@
 """The rules on kills and exits, by table: what this machine cannot produce, and how sure a verdict may be.
 
 The machine's own OOM killer cannot be provoked without harm to everything else that runs here; pods whose limit is out
-of sight, kernels without counters and holdfast's own memory limit are made up for the same reason.
+of sight, kernels without counters and outlive's own memory limit are made up for the same reason.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from holdfast._forensics import verdict
-from holdfast.crashes import CrashRecord
-from holdfast.evidence import Evidence, MemorySample, Oom, Surroundings, Worked
-from holdfast.incident import Exit, Incident, IncidentKind, InHand, Stage
-from holdfast.verdicts import Confidence, Name
+from outlive._forensics import verdict
+from outlive.crashes import CrashRecord
+from outlive.evidence import Evidence, MemorySample, Oom, Surroundings, Worked
+from outlive.incident import Exit, Incident, IncidentKind, InHand, Stage
+from outlive.verdicts import Confidence, Name
 
 GIB, MIB = 1 << 30, 1 << 20
 SIGKILL, SIGTERM, SIGUSR2 = Exit(signal=9), Exit(signal=15), Exit(signal=12)
@@ -99,11 +99,11 @@ TABLE: list[tuple[str, Incident, Name, Confidence, str]] = [
     ("no counters", died(SIGKILL, Oom(), PLENTY), Name.KILLED, Confidence.POSSIBLE, "or the kernel's OOM killer"),
     ("no surroundings", died(SIGKILL), Name.KILLED, Confidence.POSSIBLE, "or the kernel's OOM killer"),
     (
-        "holdfast's own limit",
+        "outlive's own limit",
         died(SIGKILL, Oom(0, 0), over_limit_bytes=5 * GIB, memory_limit_bytes=4 * GIB, worked=HUNGRY),
         Name.MEMORY_LIMIT,
         Confidence.CERTAIN,
-        "holdfast ended it at 5.0 GiB, over its memory_limit of 4.0 GiB",
+        "outlive ended it at 5.0 GiB, over its memory_limit of 4.0 GiB",
     ),
     (
         "without a recorder",
@@ -127,7 +127,7 @@ TABLE: list[tuple[str, Incident, Name, Confidence, str]] = [
         "by whom nobody recorded",
     ),
     ("no black box", died(Exit(code=3)), Name.EXITED, Confidence.POSSIBLE, "something ended it with code 3"),
-    ("lost", died(Exit()), Name.ZYGOTE_LOST, Confidence.CERTAIN, "holdfast-zygote"),
+    ("lost", died(Exit()), Name.ZYGOTE_LOST, Confidence.CERTAIN, "outlive-zygote"),
 ]
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from torch.utils.data import Dataset
 
-import holdfast
+import outlive
 from forensics.ends import DEADLINE_S, ENDS, Ending, Killer, await_signal
-from holdfast import FaultPolicy
-from holdfast._capture import crash
-from holdfast.verdicts import Confidence, Name
+from outlive import FaultPolicy
+from outlive._capture import crash
+from outlive.verdicts import Confidence, Name
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
@@ -64,7 +64,7 @@ NEED_RECORDER = {
 def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Every end, once: its incident."""
     folder = tmp_path_factory.mktemp(request.param)
-    loader: holdfast.DataLoader[Any] = holdfast.DataLoader(
+    loader: outlive.DataLoader[Any] = outlive.DataLoader(
         Ending(list(ENDS), folder),
         batch_size=2,
         num_workers=2,
@@ -145,7 +145,7 @@ class Waiting(Dataset[int]):
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_that_go_with_their_zygote_are_told_from_those_that_die_themselves(method: str, tmp_path: Path) -> None:
     """Nobody's sample is to blame, and nothing is missing."""
-    loader: holdfast.DataLoader[Any] = holdfast.DataLoader(
+    loader: outlive.DataLoader[Any] = outlive.DataLoader(
         Waiting(tmp_path), num_workers=1, multiprocessing_context=method, faults=FaultPolicy("skip", max_bad=None)
     )
     with Killer(tmp_path):
@@ -154,10 +154,10 @@ def test_workers_that_go_with_their_zygote_are_told_from_those_that_die_themselv
     assert delivered == list(range(6))
     assert dict(loader.quarantine) == {}
     assert [incident.verdict.name for incident in loader.incidents] == [Name.ZYGOTE_LOST]
-    assert "holdfast-zygote" in loader.incidents[0].verdict.cause
+    assert "outlive-zygote" in loader.incidents[0].verdict.cause
 
 
-# ---------------------------------------------------------------- holdfast itself
+# ---------------------------------------------------------------- outlive itself
 
 
 class Meddling(Dataset[int]):
@@ -179,15 +179,15 @@ class Meddling(Dataset[int]):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_worker_that_holdfast_kills_for_its_manners_is_told_why(method: str) -> None:
+def test_a_worker_that_outlive_kills_for_its_manners_is_told_why(method: str) -> None:
     """Nobody is sent to look for a stranger who kills."""
     policy = FaultPolicy(on_error="skip", retries=0, max_bad=None)
-    loader: holdfast.DataLoader[Any] = holdfast.DataLoader(
+    loader: outlive.DataLoader[Any] = outlive.DataLoader(
         Meddling(), num_workers=2, multiprocessing_context=method, faults=policy
     )
 
     assert [int(index) for index in loader] == [0, 1, 2, 4, 5, 6, 8, 9]
     causes = {index: incident.verdict.cause for index, incident in loader.quarantine.items()}
-    assert causes[3].startswith("holdfast killed it: it wrote to a socket of holdfast's")
-    assert causes[7].startswith("holdfast killed it: it closed its socket to the trainer")
+    assert causes[3].startswith("outlive killed it: it wrote to a socket of outlive's")
+    assert causes[7].startswith("outlive killed it: it closed its socket to the trainer")
     assert {incident.verdict.name for incident in loader.quarantine.values()} == {Name.KILLED}

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from forensics.programs.speaking import WHAT
-from holdfast._capture.last_words import KEPT_BYTES
+from outlive._capture.last_words import KEPT_BYTES
 from transport.watching import wait_until
 
 pytestmark = pytest.mark.faults

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from holdfast._capture import blackbox, stacks
-from holdfast._capture.blackbox import BlackBox
-from holdfast._forensics import hanging
-from holdfast._system import memory
-from holdfast.engines.watch import WatchSettings
-from holdfast.engines.watching import Watched, look_after
-from holdfast.evidence import Seen
-from holdfast.incident import Stage
+from outlive._capture import blackbox, stacks
+from outlive._capture.blackbox import BlackBox
+from outlive._forensics import hanging
+from outlive._system import memory
+from outlive.engines.watch import WatchSettings
+from outlive.engines.watching import Watched, look_after
+from outlive.evidence import Seen
+from outlive.incident import Stage
 
 SETTINGS = WatchSettings(sample_timeout=1.0, floor_s=30.0)
 SEEN = Seen(watched_s=0.05)

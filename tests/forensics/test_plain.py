@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 
 from forensics import made_up
-from holdfast._forensics.ledger import StreamIndex
-from holdfast.evidence import Evidence, Worked
-from holdfast.incident import Incident
-from holdfast.plain import plain
-from holdfast.verdicts import Name
+from outlive._forensics.ledger import StreamIndex
+from outlive.evidence import Evidence, Worked
+from outlive.incident import Incident
+from outlive.plain import plain
+from outlive.verdicts import Name
 
 
 @given(made_up.incidents)

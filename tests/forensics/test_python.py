@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from torch.utils.data import Dataset
 
-import holdfast
+import outlive
 from forensics.ends import ERRORS, Ending, Unreadable, as_they_are
-from holdfast import FaultPolicy, Incident
-from holdfast._forensics import verdict
-from holdfast._forensics.rules import python
-from holdfast.evidence import Evidence, Surroundings, Worked
-from holdfast.incident import Exit, Failure, IncidentKind, InHand, Stage
-from holdfast.loader import culprits
-from holdfast.verdicts import Confidence, Name
+from outlive import FaultPolicy, Incident
+from outlive._forensics import verdict
+from outlive._forensics.rules import python
+from outlive.evidence import Evidence, Surroundings, Worked
+from outlive.incident import Exit, Failure, IncidentKind, InHand, Stage
+from outlive.loader import culprits
+from outlive.verdicts import Confidence, Name
 
 METHODS = ("fork", "spawn")
 
@@ -48,7 +48,7 @@ REMEDIES = {
 @pytest.fixture(scope="module", params=METHODS)
 def raised(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Incident]:
     """Every error, once: its incident."""
-    loader: holdfast.DataLoader[Any] = holdfast.DataLoader(
+    loader: outlive.DataLoader[Any] = outlive.DataLoader(
         Ending(list(ERRORS), tmp_path_factory.mktemp(request.param)),
         batch_size=1,
         num_workers=2,
@@ -88,7 +88,7 @@ class OneUnreadable(Dataset[Any]):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_batch_that_cannot_be_unpickled_here_is_told_from_one_that_cannot_be_sent(method: str) -> None:
     """Both go through pickle; the remedy differs."""
-    loader: holdfast.DataLoader[Any] = holdfast.DataLoader(
+    loader: outlive.DataLoader[Any] = outlive.DataLoader(
         OneUnreadable(),
         num_workers=1,
         multiprocessing_context=method,

@@ -21,11 +21,11 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-import holdfast
-from holdfast._forensics import unpicklable, verdict
-from holdfast.evidence import Evidence
-from holdfast.incident import Failure, Incident, IncidentKind, InHand, Stage
-from holdfast.verdicts import Name
+import outlive
+from outlive._forensics import unpicklable, verdict
+from outlive.evidence import Evidence
+from outlive.incident import Failure, Incident, IncidentKind, InHand, Stage
+from outlive.verdicts import Name
 
 pytestmark = [
     pytest.mark.faults,
@@ -49,8 +49,8 @@ class Holding(Dataset[int]):
         return index
 
 
-def loader_of(dataset: Any, method: str = "spawn", **more: Any) -> holdfast.DataLoader[Any]:
-    return holdfast.DataLoader(dataset, num_workers=1, multiprocessing_context=method, **more)
+def loader_of(dataset: Any, method: str = "spawn", **more: Any) -> outlive.DataLoader[Any]:
+    return outlive.DataLoader(dataset, num_workers=1, multiprocessing_context=method, **more)
 
 
 def named(value: Any, **keywords: Any) -> Any:
@@ -205,7 +205,7 @@ def test_a_module_that_only_the_trainer_has_is_named(method: str) -> None:
     exec("class Thing:\n    pass\n", vars(module))
     sys.modules[module.__name__] = module
     try:
-        loader = loader_of(Holding(thing=module.Thing()), method, faults=holdfast.FaultPolicy(retries=0))
+        loader = loader_of(Holding(thing=module.Thing()), method, faults=outlive.FaultPolicy(retries=0))
         with pytest.raises(ModuleNotFoundError) as caught:
             list(loader)
     finally:
@@ -224,7 +224,7 @@ def test_a_class_that_only_the_trainer_has_is_named() -> None:
     late = type("Late", (), {"__module__": __name__})
     module.Late = late  # type: ignore[attr-defined]
     try:
-        loader = loader_of(Holding(thing=late()), faults=holdfast.FaultPolicy(retries=0))
+        loader = loader_of(Holding(thing=late()), faults=outlive.FaultPolicy(retries=0))
         with pytest.raises(AttributeError) as caught:
             list(loader)
     finally:
@@ -262,7 +262,7 @@ def test_the_step_of_preparation_that_failed_is_named(
     method: str, dataset: Any, more: dict[str, Any], words: tuple[str, ...]
 ) -> None:
     """Which step, what it raised, and in which line."""
-    loader = loader_of(dataset, method, faults=holdfast.FaultPolicy(retries=0), **more)
+    loader = loader_of(dataset, method, faults=outlive.FaultPolicy(retries=0), **more)
 
     with pytest.raises((ValueError, LookupError)) as caught:
         list(loader)
@@ -275,7 +275,7 @@ def test_the_step_of_preparation_that_failed_is_named(
 
 def test_unpickling_that_fails_is_named() -> None:
     """User code in __setstate__ runs in the worker, and there it raised."""
-    loader = loader_of(FailsToLoad(anything=1), faults=holdfast.FaultPolicy(retries=0))
+    loader = loader_of(FailsToLoad(anything=1), faults=outlive.FaultPolicy(retries=0))
 
     with pytest.raises(ValueError, match="cannot be restored") as caught:
         list(loader)

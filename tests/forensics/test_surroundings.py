@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._forensics import surroundings
-from holdfast._forensics.surroundings import Group, OomWatch, own_groups
+from outlive._forensics import surroundings
+from outlive._forensics.surroundings import Group, OomWatch, own_groups
 
 GIB = 1 << 30
 FIRST_NAMESPACE = "pid:[4026531836]"

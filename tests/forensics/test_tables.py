@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 
 from forensics import made_up
-from holdfast import errors
-from holdfast._forensics import page
-from holdfast._forensics.job import Job
-from holdfast._forensics.ledger import Incidents, Quarantine
-from holdfast.incident import Failure, Incident
-from holdfast.pool.mapping import Failed, Failures
-from holdfast.verdicts import Name, Verdict
+from outlive import errors
+from outlive._forensics import page
+from outlive._forensics.job import Job
+from outlive._forensics.ledger import Incidents, Quarantine
+from outlive.incident import Failure, Incident
+from outlive.pool.mapping import Failed, Failures
+from outlive.verdicts import Name, Verdict
 
 HOSTILE = "<script>alert('\"&')</script><img src=x onerror=alert(1)>\x1b[31m\0\udc80"
 
@@ -117,7 +117,7 @@ def test_a_table_says_what_why_where_and_what_to_do():
 
     parts = [
         *("died of SIGSEGV while fetching sample 18204", "null-pointer (likely)", "read of address 0x0"),
-        *("dataset.py:88 decode", "cv::imdecode+0x1f", "left out", "pip install -U", "holdfast report 7f3a12cd"),
+        *("dataset.py:88 decode", "cv::imdecode+0x1f", "left out", "pip install -U", "outlive report 7f3a12cd"),
     ]
     places = [text.index(part) for part in parts]
     assert places == sorted(places)

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
+import outlive
 from forensics import made_up
-from holdfast import errors, tables
-from holdfast._forensics import report, task_words
-from holdfast.evidence import NO_EVIDENCE
-from holdfast.incident import Exit, Failure, Incident, IncidentKind, InHand, Stage
-from holdfast.verdicts import Name, Verdict
+from outlive import errors, tables
+from outlive._forensics import report, task_words
+from outlive.evidence import NO_EVIDENCE
+from outlive.incident import Exit, Failure, Incident, IncidentKind, InHand, Stage
+from outlive.verdicts import Name, Verdict
 
-HOUSE = Path(holdfast.__file__).parent
+HOUSE = Path(outlive.__file__).parent
 SPOKEN = [*sorted((HOUSE / "_forensics/rules").glob("*.py")), HOUSE / "_forensics/verdict.py"]
 # Words of a loader; «batch system» and «sbatch» are somebody else's.
 FOREIGN = re.compile(

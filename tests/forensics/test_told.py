@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from torch.utils.data import Dataset, IterableDataset
 
-import holdfast
-from holdfast import FaultPolicy, Incident
-from holdfast._forensics import journal
-from holdfast._forensics.ledger import KEPT_WHOLE, Ledger
-from holdfast.evidence import RECENT_SAMPLES, Evidence
-from holdfast.incident import IncidentKind, InHand, Stage
+import outlive
+from outlive import FaultPolicy, Incident
+from outlive._forensics import journal
+from outlive._forensics.ledger import KEPT_WHOLE, Ledger
+from outlive.evidence import RECENT_SAMPLES, Evidence
+from outlive.incident import IncidentKind, InHand, Stage
 
 pytestmark = pytest.mark.faults
 METHODS = ("fork", "spawn", "forkserver")
@@ -41,9 +41,9 @@ def file_name(index: Any) -> str:
     return f"img/{index:05}.jpg"
 
 
-def loader_of(**more: Any) -> holdfast.DataLoader[Any]:
+def loader_of(**more: Any) -> outlive.DataLoader[Any]:
     options = {"batch_size": 4, "num_workers": 2, "faults": SKIP}
-    return holdfast.DataLoader(Bad(), **{**options, **more})
+    return outlive.DataLoader(Bad(), **{**options, **more})
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -77,7 +77,7 @@ def test_samples_of_an_earlier_epoch_are_not_among_the_last():
 @pytest.mark.parametrize(("method", "how"), [("fork", True), ("spawn", True), ("fork", False), ("spawn", False)])
 def test_sys_exit_is_told_from_os_exit(method, how):
     """The one passes through Python, the other does not."""
-    loader = holdfast.DataLoader(Leaving(how), num_workers=1, multiprocessing_context=method, faults=SKIP)
+    loader = outlive.DataLoader(Leaving(how), num_workers=1, multiprocessing_context=method, faults=SKIP)
 
     list(loader)
 
@@ -116,21 +116,21 @@ def test_the_error_names_the_sample_in_the_users_words():
     """Also the one that ends the epoch."""
     loader = loader_of(describe=file_name, faults="raise", sampler=[301, 1])
 
-    with pytest.raises(holdfast.WorkerCrashedError, match=r"while fetching sample 301 \(img/00301\.jpg\)"):
+    with pytest.raises(outlive.WorkerCrashedError, match=r"while fetching sample 301 \(img/00301\.jpg\)"):
         list(loader)
 
 
 def test_the_error_names_the_report_unless_there_is_no_journal(monkeypatch):
     """What it leads to must be there."""
-    with pytest.raises(holdfast.WorkerCrashedError) as told:
+    with pytest.raises(outlive.WorkerCrashedError) as told:
         list(loader_of(faults="raise", sampler=[301]))
-    assert f"holdfast report {told.value.incident.id}   everything that was saved" in str(told.value)
+    assert f"outlive report {told.value.incident.id}   everything that was saved" in str(told.value)
 
-    monkeypatch.setenv("HOLDFAST_JOURNAL", "0")
-    with pytest.raises(holdfast.WorkerCrashedError) as told:
+    monkeypatch.setenv("OUTLIVE_JOURNAL", "0")
+    with pytest.raises(outlive.WorkerCrashedError) as told:
         list(loader_of(faults="raise", sampler=[301]))
-    assert "holdfast report" not in str(told.value)
-    assert "holdfast explain exited" in str(told.value)
+    assert "outlive report" not in str(told.value)
+    assert "outlive explain exited" in str(told.value)
 
 
 def test_words_that_cannot_be_had_are_no_reason_to_lose_an_incident():
@@ -216,9 +216,9 @@ class BadStream(IterableDataset[int]):
 
 def test_samples_of_a_stream_are_described_by_their_place():
     """They have no index."""
-    loader = holdfast.DataLoader(BadStream(), num_workers=1, faults=SKIP, describe=str)
+    loader = outlive.DataLoader(BadStream(), num_workers=1, faults=SKIP, describe=str)
 
-    with pytest.raises(holdfast.HoldfastError):
+    with pytest.raises(outlive.OutliveError):
         list(loader)
 
     assert loader.incidents[-1].described == ("3 of worker 0's stream",)

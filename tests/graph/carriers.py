@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from holdfast.graph import Sampled, SampledEdges, SharedGraph
+from outlive.graph import Sampled, SampledEdges, SharedGraph
 
 NODES = 240
 EDGES = 3000

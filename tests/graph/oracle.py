@@ -1,7 +1,7 @@
 """Graphs for tests of samplers, and what a sample of them must be like, worked out edge by edge.
 
 Reads   graphs as lists of edges.
-Writes  HOLDFAST_SAMPLER, for the length of a block.
+Writes  OUTLIVE_SAMPLER, for the length of a block.
 Never   asks the sampler's own code what is right.
 """
 
@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from holdfast.graph.sampled import Sampled
-from holdfast.graph.sampling import choice
-from holdfast.graph.sampling.neighbors import NeighborSampler
-from holdfast.graph.topology import EdgeType, Topology
+from outlive.graph.sampled import Sampled
+from outlive.graph.sampling import choice
+from outlive.graph.sampling.neighbors import NeighborSampler
+from outlive.graph.topology import EdgeType, Topology
 
 ONE: EdgeType = ("", "", "")
 

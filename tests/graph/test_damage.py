@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph.oracle import ONE, PlainGraph, by
-from holdfast.graph.sampling import choice, compiled
-from holdfast.graph.sampling.layers import LayerSampler
-from holdfast.graph.sampling.negatives import negative_edges
-from holdfast.graph.sampling.neighbors import NeighborSampler
-from holdfast.graph.sampling.walks import RandomWalkSampler
-from holdfast.graph.topology import Topology
+from outlive.graph.sampling import choice, compiled
+from outlive.graph.sampling.layers import LayerSampler
+from outlive.graph.sampling.negatives import negative_edges
+from outlive.graph.sampling.neighbors import NeighborSampler
+from outlive.graph.sampling.walks import RandomWalkSampler
+from outlive.graph.topology import Topology
 
 BACKENDS = ["numpy", *(["c"] if compiled.AVAILABLE else [])]
 BUYS = ("user", "buys", "item")
@@ -208,24 +208,24 @@ def test_c_refuses_arrays_that_it_would_misread(arrays, words):
 def test_the_choice_of_a_sampler_is_checked(monkeypatch):
     """A typo is no wish for the default."""
     monkeypatch.setenv(choice.VARIABLE, "cuda")
-    with pytest.raises(ValueError, match='HOLDFAST_SAMPLER must be "c" or "numpy", got \'cuda\''):
+    with pytest.raises(ValueError, match='OUTLIVE_SAMPLER must be "c" or "numpy", got \'cuda\''):
         _sample(ring(), [0])
 
     monkeypatch.setenv(choice.VARIABLE, "c")
     monkeypatch.setattr(compiled, "AVAILABLE", False)
-    with pytest.raises(RuntimeError, match="HOLDFAST_SAMPLER=c, but holdfast was installed without its C sampler"):
+    with pytest.raises(RuntimeError, match="OUTLIVE_SAMPLER=c, but outlive was installed without its C sampler"):
         _sample(ring(), [0])
 
 
 def test_numpy_serves_when_the_extension_is_missing():
     """As on a machine without a compiler."""
     program = (
-        "import sys; sys.modules['holdfast.graph.sampling._sampler'] = None\n"
+        "import sys; sys.modules['outlive.graph.sampling._sampler'] = None\n"
         "import numpy as np\n"
         "from types import SimpleNamespace\n"
-        "from holdfast.graph.sampling import choice\n"
-        "from holdfast.graph.sampling.neighbors import NeighborSampler\n"
-        "from holdfast.graph.topology import Topology\n"
+        "from outlive.graph.sampling import choice\n"
+        "from outlive.graph.sampling.neighbors import NeighborSampler\n"
+        "from outlive.graph.topology import Topology\n"
         "topology = Topology(np.array([0, 2, 2]), np.array([0, 1]), None)\n"
         "graph = SimpleNamespace(topologies={('', '', ''): topology}, num_nodes={'': 2})\n"
         "print(choice.use_c(), NeighborSampler([-1]).sample(graph, [0], seed=0, batch=0).nodes[''].tolist())\n"

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from graph.oracle import ONE, PlainGraph, by
-from holdfast.graph.sampling import compiled, keys
-from holdfast.graph.sampling.layers import LayerSampler
-from holdfast.graph.sampling.negatives import negative_edges
-from holdfast.graph.sampling.neighbors import NeighborSampler
-from holdfast.graph.sampling.walks import RandomWalkSampler
+from outlive.graph.sampling import compiled, keys
+from outlive.graph.sampling.layers import LayerSampler
+from outlive.graph.sampling.negatives import negative_edges
+from outlive.graph.sampling.neighbors import NeighborSampler
+from outlive.graph.sampling.walks import RandomWalkSampler
 
 BACKEND = "c" if compiled.AVAILABLE else "numpy"  # they draw the same: one of them is enough
 SEEDS = 3_000

@@ -19,7 +19,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "graphsage.py"
 def test_the_example_reaches_its_accuracy(system):
     """It says which nodes were left out, and why; the rest it learns from, to the same accuracy on both layers."""
     pytest.importorskip("sklearn")
-    environment = {**os.environ, "HOLDFAST_SYSTEM": system} if system else os.environ
+    environment = {**os.environ, "OUTLIVE_SYSTEM": system} if system else os.environ
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", EXAMPLE],
         env=environment,

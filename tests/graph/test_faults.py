@@ -1,6 +1,6 @@
 """A sampler of the user's may do to its worker what it likes: the epoch ends, and only its own seeds are missing.
 
-Under `HOLDFAST_SYSTEM=portable` the same tests run without fork and memfd.
+Under `OUTLIVE_SYSTEM=portable` the same tests run without fork and memfd.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from graph.carriers import (
     make_graph,
     segfault,
 )
-from holdfast import DataLoader, FaultPolicy
-from holdfast._system import choice
-from holdfast.graph import NeighborLoader, SharedGraph
+from outlive import DataLoader, FaultPolicy
+from outlive._system import choice
+from outlive.graph import NeighborLoader, SharedGraph
 
 pytestmark = pytest.mark.faults
 
@@ -206,4 +206,4 @@ def test_nothing_of_the_graph_is_left_when_its_last_user_is_gone():
     make_graph()
 
     names = os.listdir("/dev/shm") if Path("/dev/shm").exists() else []
-    assert [name for name in names if name.startswith(f"hf-{os.getpid()}-")] == []
+    assert [name for name in names if name.startswith(f"outlive-{os.getpid()}-")] == []

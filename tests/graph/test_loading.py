@@ -15,13 +15,13 @@ import torch
 
 from graph import blocks
 from graph.carriers import NODES, ONLY, Custom, Hops, as_lists, edges, longs, make_graph
-from holdfast import DataLoader
-from holdfast._system import choice
-from holdfast._transport import packing
-from holdfast._transport.cells import Arena
-from holdfast.graph import Batch, NeighborLoader, NeighborSampler, Sampled, SampledEdges, SharedGraph
-from holdfast.graph.batch import assemble
-from holdfast.graph.rooms import Tensors
+from outlive import DataLoader
+from outlive._system import choice
+from outlive._transport import packing
+from outlive._transport.cells import Arena
+from outlive.graph import Batch, NeighborLoader, NeighborSampler, Sampled, SampledEdges, SharedGraph
+from outlive.graph.batch import assemble
+from outlive.graph.rooms import Tensors
 
 METHODS = ("spawn",) if choice.PORTABLE else ("fork", "spawn", "forkserver")
 BUYS, LIKE = ("user", "buys", "item"), ("item", "like", "item")
@@ -316,7 +316,7 @@ def pyg_loader(data: Any, graph: SharedGraph, sampler: NeighborSampler, seeds: A
 
 def loader_seed(loader: NeighborLoader) -> int:
     """What the samplers of an untouched loader are told in its first epoch."""
-    from holdfast.loader.jobs import batch_seed
+    from outlive.loader.jobs import batch_seed
 
     return batch_seed(loader.seed, 0, 0)
 

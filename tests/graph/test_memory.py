@@ -9,8 +9,8 @@ import numpy as np
 import psutil
 import pytest
 
-from holdfast._system import choice
-from holdfast.graph import NeighborLoader, NeighborSampler, SharedGraph
+from outlive._system import choice
+from outlive.graph import NeighborLoader, NeighborSampler, SharedGraph
 from transport.watching import NOTHING, mapped_cells, wait_until
 
 NODES = 50_000

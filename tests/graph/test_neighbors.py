@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph.oracle import ONE, Expected, PlainGraph, assert_same, by, cases
-from holdfast.graph.sampled import Sampled
-from holdfast.graph.sampling import compiled
-from holdfast.graph.sampling.neighbors import NeighborSampler
+from outlive.graph.sampled import Sampled
+from outlive.graph.sampling import compiled
+from outlive.graph.sampling.neighbors import NeighborSampler
 
 needs_c = pytest.mark.skipif(not compiled.AVAILABLE, reason="the C sampler is not built")
 NUMBERS = st.integers(-(2**63), 2**63)

@@ -11,11 +11,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from graph.oracle import ONE, PlainGraph, assert_same, by, graphs
-from holdfast.graph.sampling import compiled
-from holdfast.graph.sampling.gathering import gather_rows
-from holdfast.graph.sampling.layers import LayerSampler
-from holdfast.graph.sampling.negatives import negative_edges
-from holdfast.graph.sampling.walks import RandomWalkSampler
+from outlive.graph.sampling import compiled
+from outlive.graph.sampling.gathering import gather_rows
+from outlive.graph.sampling.layers import LayerSampler
+from outlive.graph.sampling.negatives import negative_edges
+from outlive.graph.sampling.walks import RandomWalkSampler
 
 BACKENDS = ["numpy", *(["c"] if compiled.AVAILABLE else [])]
 

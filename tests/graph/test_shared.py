@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph.carriers import ONLY, edges, make_graph
-from holdfast._system import choice
-from holdfast.graph import SharedGraph, building
+from outlive._system import choice
+from outlive.graph import SharedGraph, building
 
 METHODS = ("spawn",) if choice.PORTABLE else ("fork", "spawn", "forkserver")
 INTEGERS = (np.int8, np.uint8, np.int32, np.int64, np.uint64)
@@ -290,8 +290,8 @@ def test_nobody_writes_to_a_graph():
 def test_a_graph_needs_no_torch():
     """Built, sent and looked at without it."""
     program = (
-        "import sys, pickle, holdfast, numpy;"
-        "graph = holdfast.graph.SharedGraph.from_edge_index(numpy.array([[0, 1], [1, 0]]));"
+        "import sys, pickle, outlive, numpy;"
+        "graph = outlive.graph.SharedGraph.from_edge_index(numpy.array([[0, 1], [1, 0]]));"
         "print(pickle.loads(pickle.dumps(graph)).subgraph([0, 1]).edges['', '', ''].rows.tolist());"
         "assert 'torch' not in sys.modules"
     )
@@ -370,7 +370,7 @@ def test_a_file_that_is_no_whole_graph_is_refused(tmp_path):
             SharedGraph.open(path)
     for damaged, words in (
         (b"PK" + whole[2:], r"is no graph that SharedGraph.save wrote \(its first bytes are b'PK"),
-        (whole[:16] + b"\x02" + whole[17:], "is of format 2, and this version of holdfast reads 1"),
+        (whole[:16] + b"\x02" + whole[17:], "is of format 2, and this version of outlive reads 1"),
         (whole.replace(b'"<i8"', b'"|O8"', 1), "no such type of numbers"),
         (whole.replace(b'"num_edges"', b'"num_edgez"', 1), "is damaged"),
         (whole.replace(b"[241]", b"[999999999]".ljust(5)[:5], 1), "is damaged|outside"),

@@ -1,1 +1,1 @@
-"""Tests of `holdfast.spawn`."""
+"""Tests of `outlive.spawn`."""

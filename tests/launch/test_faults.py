@@ -14,11 +14,11 @@ import signal
 import psutil
 import pytest
 
-import holdfast
+import outlive
 from faults.table import FAULTS, TORN
-from holdfast import IncidentKind
-from holdfast.verdicts import Name
 from launch import functions
+from outlive import IncidentKind
+from outlive.verdicts import Name
 from transport.watching import wait_until
 
 VERDICTS = {
@@ -56,10 +56,10 @@ def test_the_error_has_the_autopsy_when_a_rank_fails(name, method):
     fault = FAULTS[name]
     told = []
     raised = fault.type_name is not None or name == "base-exception"
-    kind = holdfast.RankRaisedError if raised else holdfast.RankExitedError
+    kind = outlive.RankRaisedError if raised else outlive.RankExitedError
 
     with pytest.raises(kind) as caught:
-        holdfast.spawn(functions.fire_at, (1, name), 2, start_method=method, on_incident=told.append)
+        outlive.spawn(functions.fire_at, (1, name), 2, start_method=method, on_incident=told.append)
 
     error = caught.value
     incident = error.incident
@@ -88,8 +88,8 @@ def test_all_are_ended_when_some_take_too_long():
     """Of ranks that run too long, each in its way, the one that could not run at all is to blame; all are told."""
     faults = ("deadlock", "gil-loop", "sigstop", "sleep")
 
-    with pytest.raises(holdfast.RankHungError) as caught:
-        holdfast.spawn(functions.fire_each, (faults,), 4, start_method="fork", timeout=8)
+    with pytest.raises(outlive.RankHungError) as caught:
+        outlive.spawn(functions.fire_each, (faults,), 4, start_method="fork", timeout=8)
 
     incident = caught.value.incident
     others = "\n".join(incident.consequences)
@@ -106,8 +106,8 @@ def test_all_are_ended_when_some_take_too_long():
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_memory_is_refused_when_a_rank_passes_its_limit(method):
     """By an exception with a traceback, and the limit named as the cause."""
-    with pytest.raises(holdfast.RankRaisedError, match="MemoryError") as caught:
-        holdfast.spawn(functions.allocate, (), 2, start_method=method, memory_limit="200MiB")
+    with pytest.raises(outlive.RankRaisedError, match="MemoryError") as caught:
+        outlive.spawn(functions.allocate, (), 2, start_method=method, memory_limit="200MiB")
 
     incident = caught.value.incident
     assert (incident.slot, incident.verdict.name) == (0, Name.MEMORY_LIMIT)
@@ -117,9 +117,9 @@ def test_memory_is_refused_when_a_rank_passes_its_limit(method):
 
 def test_an_exit_is_a_failure_or_not_as_its_code_says():
     """sys.exit() is a success, a text is code 1 and is passed on."""
-    holdfast.spawn(functions.exit_with_nothing, nprocs=2, start_method="fork")
-    with pytest.raises(holdfast.RankExitedError) as caught:
-        holdfast.spawn(functions.exit_with_text, start_method="fork")
+    outlive.spawn(functions.exit_with_nothing, nprocs=2, start_method="fork")
+    with pytest.raises(outlive.RankExitedError) as caught:
+        outlive.spawn(functions.exit_with_text, start_method="fork")
 
     assert caught.value.exit_code == 1
     assert "said     nothing to do here" in str(caught.value)
@@ -127,8 +127,8 @@ def test_an_exit_is_a_failure_or_not_as_its_code_says():
 
 def test_a_rank_fails_when_somebody_interrupts_it_alone():
     """With torch it would count as done."""
-    with pytest.raises(holdfast.RankExitedError) as caught:
-        holdfast.spawn(functions.interrupt_self, start_method="fork")
+    with pytest.raises(outlive.RankExitedError) as caught:
+        outlive.spawn(functions.interrupt_self, start_method="fork")
 
     assert caught.value.exit_code == 130
     assert caught.value.incident.verdict.cause.startswith("KeyboardInterrupt left the function and ended the rank")
@@ -138,8 +138,8 @@ def test_a_rank_fails_when_somebody_interrupts_it_alone():
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_nothing_is_left_of_a_rank_that_killed_itself(method, tmp_path):
     """Not even what left its process group and session: the leak check looks for it, too."""
-    with pytest.raises(holdfast.RankExitedError):
-        holdfast.spawn(functions.die_with_daemon, (str(tmp_path),), 2, start_method=method)
+    with pytest.raises(outlive.RankExitedError):
+        outlive.spawn(functions.die_with_daemon, (str(tmp_path),), 2, start_method=method)
 
     _, daemon = json.loads((tmp_path / "pids-1").read_text())
     assert wait_until(lambda: _has_ended(daemon), 60)
@@ -155,11 +155,11 @@ def _has_ended(pid: int) -> bool:
 @pytest.mark.faults
 def test_errors_travel_with_their_incidents():
     """From a launcher that is itself somebody's child process."""
-    with pytest.raises(holdfast.RankExitedError) as caught:
-        holdfast.spawn(functions.fire_at, (0, "os-exit"), start_method="fork")
+    with pytest.raises(outlive.RankExitedError) as caught:
+        outlive.spawn(functions.fire_at, (0, "os-exit"), start_method="fork")
 
     again = pickle.loads(pickle.dumps(caught.value))
 
     assert (type(again), str(again), again.exit_code) == (type(caught.value), str(caught.value), 3)
     assert again.incident == caught.value.incident
-    assert pickle.loads(pickle.dumps(holdfast.RankRaisedError("Oh no!", 1, 1))).error_pid == 1
+    assert pickle.loads(pickle.dumps(outlive.RankRaisedError("Oh no!", 1, 1))).error_pid == 1

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-import holdfast
+import outlive
 from launch import functions
 from transport.watching import wait_until
 
@@ -22,8 +22,8 @@ def test_every_line_has_its_rank_and_arrives_before_the_error(capsys, monkeypatc
     """print, a raw write, C's stdout, a progress bar, a last line without an end; standard error apart."""
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # else Python itself would see to it
 
-    with pytest.raises(holdfast.RankExitedError) as caught:
-        holdfast.spawn(functions.speak, (), 1, start_method=method)
+    with pytest.raises(outlive.RankExitedError) as caught:
+        outlive.spawn(functions.speak, (), 1, start_method=method)
 
     captured = capsys.readouterr()
     assert captured.out == (
@@ -37,8 +37,8 @@ def test_every_line_has_its_rank_and_arrives_before_the_error(capsys, monkeypatc
 
 def test_ranks_print_as_they_like_when_prefixes_are_off(capfd):
     """Straight to the launcher's descriptors, as with torch."""
-    with pytest.raises(holdfast.RankExitedError):
-        holdfast.spawn(functions.speak, (), 1, start_method="spawn", prefix_output=False)
+    with pytest.raises(outlive.RankExitedError):
+        outlive.spawn(functions.speak, (), 1, start_method="spawn", prefix_output=False)
 
     captured = capfd.readouterr()
     assert "[rank" not in captured.out + captured.err
@@ -49,7 +49,7 @@ def test_ranks_print_as_they_like_when_prefixes_are_off(capfd):
 @pytest.mark.parametrize("join", [True, False])
 def test_nobody_waits_at_a_full_pipe(capsys, join):
     """More output than a pipe holds, from two ranks: all of it, each line whole, also while nobody joins."""
-    context = holdfast.spawn(functions.speak_without_end, (), 2, join, start_method="fork")
+    context = outlive.spawn(functions.speak_without_end, (), 2, join, start_method="fork")
     if not join:
         assert wait_until(lambda: not any(process.is_alive() for process in context.processes), 60)
         assert context.join() in (True, False)
@@ -80,6 +80,6 @@ def test_a_notebooks_stream_gets_the_output(monkeypatch):
     """Under fork, too, where ranks inherit an object that would speak to the kernel in the launcher's place."""
     monkeypatch.setattr(sys, "stdout", Notebook())
 
-    holdfast.spawn(functions.say_hello, (), 1, start_method="fork")
+    outlive.spawn(functions.say_hello, (), 1, start_method="fork")
 
     assert sys.stdout.text == "[rank 0] hello\n"

@@ -25,18 +25,18 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sy
 METHODS = ("fork", "spawn", "forkserver")
 NO_TORCH = "import sys; sys.modules['torch'] = None\n"
 PROMPT = """
-import holdfast
+import outlive
 base = 5
 def work(rank, add):
     print("worked", rank, add(base))
 
-holdfast.spawn(work, (lambda value: value + 1,), nprocs=2, start_method=METHOD)
+outlive.spawn(work, (lambda value: value + 1,), nprocs=2, start_method=METHOD)
 def fail(rank):
     raise ValueError("from a prompt")
 
 try:
-    holdfast.spawn(fail, start_method=METHOD)
-except holdfast.RankRaisedError as error:
+    outlive.spawn(fail, start_method=METHOD)
+except outlive.RankRaisedError as error:
     print("raised", error.incident.failure.type_name, type(error).__mro__[3].__module__)
 
 """
@@ -62,11 +62,11 @@ def test_functions_travel_from_a_script(method):
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_functions_travel_from_a_prompt_and_without_torch(method):
-    """Nothing there can be imported: all of it is sent. Errors are holdfast's own where torch is not installed."""
+    """Nothing there can be imported: all of it is sent. Errors are outlive's own where torch is not installed."""
     ended = run("-i", "-q", input=NO_TORCH + PROMPT.replace("METHOD", repr(method)))
 
     lines = ended.stdout.splitlines()
-    assert sorted(lines) == ["[rank 0] worked 0 6", "[rank 1] worked 1 6", "raised ValueError holdfast.launch.raising"]
+    assert sorted(lines) == ["[rank 0] worked 0 6", "[rank 1] worked 1 6", "raised ValueError outlive.launch.raising"]
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
@@ -77,7 +77,7 @@ def test_a_missing_guard_is_named_and_nothing_multiplies(method):
     assert ended.returncode == 1
     assert ended.stdout == ""
     assert "RankStartError: process " in ended.stderr
-    assert 'unguarded.py:12 calls holdfast.spawn outside of  if __name__ == "__main__":' in ended.stderr
+    assert 'unguarded.py:12 calls outlive.spawn outside of  if __name__ == "__main__":' in ended.stderr
     assert ended.stderr.count("Traceback") == 1
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-import holdfast
+import outlive
 
 
 class Slow(Dataset[Any]):
@@ -49,7 +49,7 @@ def slow_collate(samples: list[Any]) -> Any:
     return default_collate(samples)
 
 
-fetching = holdfast.DataLoader(Slow(0.005), 4, num_workers=1, multiprocessing_context="fork")
+fetching = outlive.DataLoader(Slow(0.005), 4, num_workers=1, multiprocessing_context="fork")
 collating = DataLoader(Slow(0.0), 4, num_workers=2, collate_fn=slow_collate, multiprocessing_context="fork")
 hanging = DataLoader(Slow(3600.0), 4, num_workers=1, multiprocessing_context="fork")
 stream = DataLoader(Numbers(), 20)

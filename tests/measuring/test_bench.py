@@ -1,4 +1,4 @@
-"""`holdfast.bench`: figures of a user's own loader, where its time goes, and settings that follow from them."""
+"""`outlive.bench`: figures of a user's own loader, where its time goes, and settings that follow from them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-import holdfast
-from holdfast.cli import main
-from holdfast.measuring.bench import _one_more
-from holdfast.measuring.report import BenchReport, lines, recommended
-from holdfast.measuring.trial import PARTS, Trial, twin_of
+import outlive
 from measuring import loaders
+from outlive.cli import main
+from outlive.measuring.bench import _one_more
+from outlive.measuring.report import BenchReport, lines, recommended
+from outlive.measuring.trial import PARTS, Trial, twin_of
 
 
 def test_time_is_found_where_it_goes():
     """In fetching here, in collating there; with a step to feed, workers are idle and the consumer does not wait."""
     for _ in range(3):  # short times are compared: others may have been busy in one of them
-        fetch = holdfast.bench(loaders.fetching, workers=[1, 2], prefetch=[2], batches=40)
+        fetch = outlive.bench(loaders.fetching, workers=[1, 2], prefetch=[2], batches=40)
         if fetch.trials[1].batches_per_s > fetch.trials[0].batches_per_s:
             break
-    collate = holdfast.bench(loaders.collating, workers=[1], prefetch=[2], batches=20)
-    fed = holdfast.bench(loaders.fetching, workers=[1], prefetch=[2], batches=30, step=0.1)
+    collate = outlive.bench(loaders.collating, workers=[1], prefetch=[2], batches=20)
+    fed = outlive.bench(loaders.fetching, workers=[1], prefetch=[2], batches=30, step=0.1)
 
     assert [trial.workers for trial in fetch.trials] == [1, 2]
     assert fetch.trials[1].batches_per_s > fetch.trials[0].batches_per_s
@@ -44,7 +44,7 @@ def test_any_loader_is_measured_and_left_as_it_is(loader):
     """Streams, samplers of batches, epochs of three batches that end again and again."""
     before = dict(vars(loader))
 
-    report = holdfast.bench(loader, workers=[1], prefetch=[2], batches=50)
+    report = outlive.bench(loader, workers=[1], prefetch=[2], batches=50)
 
     assert report.trials[0].problem == ""
     assert report.trials[0].batches > 0
@@ -53,9 +53,9 @@ def test_any_loader_is_measured_and_left_as_it_is(loader):
 
 def test_a_loader_of_ours_keeps_its_options_and_its_quarantine_to_itself(caplog):
     """Trials have incidents of their own, and the log has none of them."""
-    loader = holdfast.DataLoader(Bad(), 4, num_workers=3, faults="skip", multiprocessing_context="fork")
+    loader = outlive.DataLoader(Bad(), 4, num_workers=3, faults="skip", multiprocessing_context="fork")
 
-    report = holdfast.bench(loader, workers=[0, 1], prefetch=[3], batches=8)
+    report = outlive.bench(loader, workers=[0, 1], prefetch=[3], batches=8)
 
     assert [trial.incidents > 0 for trial in report.trials] == [True, True]
     assert (report.trials[0].prefetch, report.trials[0].shares) == (None, {})
@@ -79,7 +79,7 @@ class Bad(torch.utils.data.Dataset[int]):
 
 def test_a_loader_that_gives_nothing_is_given_up_on_time():
     """Not after the hour that its samples take; it is said that there are no figures."""
-    report = holdfast.bench(loaders.hanging, workers=[1], prefetch=[2], seconds=0.5)
+    report = outlive.bench(loaders.hanging, workers=[1], prefetch=[2], seconds=0.5)
 
     assert report.recommended is None
     assert report.trials[0].problem == "no batch came in time"
@@ -89,7 +89,7 @@ def test_a_loader_that_gives_nothing_is_given_up_on_time():
 @pytest.mark.slow
 def test_a_loader_whose_samples_all_raise_says_what_they_raise():
     """More seconds would be of no use."""
-    report = holdfast.bench(loaders.gone, workers=[1], prefetch=[2], seconds=8)
+    report = outlive.bench(loaders.gone, workers=[1], prefetch=[2], seconds=8)
 
     text = lines(report)
 
@@ -171,7 +171,7 @@ def test_the_table_has_every_trial_and_says_which_is_yours():
 def test_what_makes_no_sense_is_refused(more, error, said):
     """Before anything is measured."""
     with pytest.raises(error, match=said):
-        holdfast.bench(loaders.fetching, **more)
+        outlive.bench(loaders.fetching, **more)
 
 
 # ---------------------------------------------------------------- the command

@@ -1,7 +1,7 @@
 """Each test of what jobs publish has a runtime folder of its own.
 
 Reads   nothing.
-Writes  HOLDFAST_RUNTIME, for the test and the processes it starts.
+Writes  OUTLIVE_RUNTIME, for the test and the processes it starts.
 Never   the user's own.
 """
 
@@ -15,5 +15,5 @@ import pytest
 @pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "runtime"
-    monkeypatch.setenv("HOLDFAST_RUNTIME", str(folder))
+    monkeypatch.setenv("OUTLIVE_RUNTIME", str(folder))
     return folder

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from holdfast._metrics import viewing
+from outlive._metrics import viewing
 
 DEADLINE_S = 60.0
 

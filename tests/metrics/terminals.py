@@ -30,12 +30,10 @@ class Terminal:
     def __init__(self, *arguments: str, width: int = 80, height: int = 24) -> None:
         if shutil.which("tmux") is None:
             pytest.skip("tmux is not installed: apt-get install tmux")
-        self._name = f"holdfast-{uuid.uuid4().hex[:8]}"
-        command = [sys.executable, "-m", "holdfast", *arguments]
+        self._name = f"outlive-{uuid.uuid4().hex[:8]}"
+        command = [sys.executable, "-m", "outlive", *arguments]
         environment = {
-            name: value
-            for name, value in os.environ.items()
-            if name.startswith("HOLDFAST_") or name in ("PATH", "HOME")
+            name: value for name, value in os.environ.items() if name.startswith("OUTLIVE_") or name in ("PATH", "HOME")
         }
         # It stays after the command, so that what is left on the screen can be seen.
         line = " ".join(f"'{part}'" for part in command) + "; echo «left»; cat"
@@ -84,7 +82,7 @@ class Terminal:
     def process(self) -> psutil.Process:
         """The command's."""
         shell = psutil.Process(int(self._tmux("list-panes", "-F", "#{pane_pid}")))
-        (found,) = [each for each in (shell, *shell.children(recursive=True)) if "holdfast" in each.cmdline()]
+        (found,) = [each for each in (shell, *shell.children(recursive=True)) if "outlive" in each.cmdline()]
         return found
 
     def press(self, *keys: str) -> None:

@@ -16,12 +16,12 @@ import sys
 import pytest
 import torch
 
-import holdfast
-from holdfast import records as r
-from holdfast._metrics import fold, viewing
-from holdfast.cli import top
-from holdfast.incident import Exit, Failure, InHand, Stage
+import outlive
 from metrics import jobs
+from outlive import records as r
+from outlive._metrics import fold, viewing
+from outlive.cli import top
+from outlive.incident import Exit, Failure, InHand, Stage
 from transport.watching import wait_until
 
 
@@ -41,7 +41,7 @@ def nap_or_die(gate: str, number: int) -> int:
 def test_the_sample_in_hand_is_seen_under_other_start_methods(tmp_path, method):
     """The zygote is of another making there; its descriptors are found all the same."""
     gate = tmp_path / "gate"
-    loader = holdfast.DataLoader(
+    loader = outlive.DataLoader(
         jobs.Gated(gate, 13), batch_size=4, num_workers=2, multiprocessing_context=method, faults="skip"
     )
     batches = iter(loader)
@@ -57,15 +57,15 @@ def test_the_sample_in_hand_is_seen_under_other_start_methods(tmp_path, method):
 
 def test_counts_are_published_where_black_boxes_cannot_be_opened(tmp_path, monkeypatch):
     """The portable layer: slots are as the trainer saw them last, and nobody can be asked to leave."""
-    monkeypatch.setenv("HOLDFAST_SYSTEM", "portable")
+    monkeypatch.setenv("OUTLIVE_SYSTEM", "portable")
     gate = tmp_path / "gate"
     program = tmp_path / "portable.py"
     program.write_text(
-        "import sys, holdfast\n"
+        "import sys, outlive\n"
         f"sys.path.insert(0, {os.path.dirname(os.path.dirname(__file__))!r})\n"
         "from metrics import jobs\n"
         "if __name__ == '__main__':\n"
-        f"    loader = holdfast.DataLoader(jobs.Gated(jobs.Path({str(gate)!r}), 13), batch_size=4, num_workers=1)\n"
+        f"    loader = outlive.DataLoader(jobs.Gated(jobs.Path({str(gate)!r}), 13), batch_size=4, num_workers=1)\n"
         "    batches = iter(loader); next(batches)\n"
         "    job = jobs.only_job()\n"
         "    snapshot = job.snapshot()\n"
@@ -86,7 +86,7 @@ def test_counts_are_published_where_black_boxes_cannot_be_opened(tmp_path, monke
 def test_a_pool_is_published_with_its_tasks(tmp_path):
     """Tasks by their number, the death of one of them, and its end."""
     gate = tmp_path / "gate"
-    with holdfast.Pool(2) as pool:
+    with outlive.Pool(2) as pool:
         futures = [pool.submit(nap_or_die, str(gate), number) for number in range(8)]
         assert wait_until(lambda: bool(viewing.jobs()), jobs.DEADLINE_S)
         job = jobs.only_job()
@@ -106,7 +106,7 @@ def test_a_pool_is_published_with_its_tasks(tmp_path):
 
 def test_a_stream_is_published_without_names_for_its_samples():
     """Its samples have no index: none is made up."""
-    loader = holdfast.DataLoader(Stream(), batch_size=5, num_workers=1)
+    loader = outlive.DataLoader(Stream(), batch_size=5, num_workers=1)
 
     delivered = len(list(loader))
 
@@ -117,7 +117,7 @@ def test_a_stream_is_published_without_names_for_its_samples():
 
 def test_a_copy_of_a_loader_publishes_for_itself_and_a_fork_of_the_process_nothing():
     """What is mapped belongs to one process and one loader."""
-    loader = holdfast.DataLoader(range(8), batch_size=4, num_workers=1)
+    loader = outlive.DataLoader(range(8), batch_size=4, num_workers=1)
     list(loader)
     for other in (copy.copy(loader), pickle.loads(pickle.dumps(loader))):
         list(other)

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast._metrics import families, viewing
-from holdfast.incident import Stage
+import outlive
 from metrics import jobs
+from outlive._metrics import families, viewing
+from outlive.incident import Stage
 from transport.watching import wait_until
 
 
 def loader_that_ran():
-    loader = holdfast.DataLoader(
+    loader = outlive.DataLoader(
         jobs.Faulty(), batch_size=4, num_workers=2, faults="skip", persistent_workers=True, memory_limit="2GiB"
     )
     batches = iter(loader)
@@ -40,7 +40,7 @@ def test_a_scrape_has_every_figure_with_its_labels():
     loader = loader_that_ran()
     parser = pytest.importorskip("prometheus_client.parser")
     registry = client.CollectorRegistry()
-    registry.register(holdfast.PrometheusCollector(pid="own"))
+    registry.register(outlive.PrometheusCollector(pid="own"))
 
     text = client.generate_latest(registry).decode()
     families = {family.name: family for family in parser.text_string_to_metric_families(text)}
@@ -52,18 +52,18 @@ def test_a_scrape_has_every_figure_with_its_labels():
         return sample.value
 
     told = loader.statistics()
-    assert value("holdfast_batches") == told.delivered == 16
-    assert value("holdfast_samples") == told.samples == 62
-    assert value("holdfast_restarts") == told.restarts == 2
-    assert value("holdfast_incidents") == 3
-    assert value("holdfast_breaker_open") == 0
-    assert {s.labels["verdict"]: s.value for s in families["holdfast_quarantined"].samples} == dict(told.by_verdict)
-    fetched = {s.name: s.value for s in families["holdfast_fetch_seconds"].samples}
-    assert fetched["holdfast_fetch_seconds_count"] == sum(told.histograms["fetch"]["counts"]) > 0
-    assert fetched["holdfast_fetch_seconds_sum"] == pytest.approx(told.histograms["fetch"]["sum"])
-    assert {s.labels["slot"] for s in families["holdfast_worker_incarnation"].samples} == {"0", "1"}
+    assert value("outlive_batches") == told.delivered == 16
+    assert value("outlive_samples") == told.samples == 62
+    assert value("outlive_restarts") == told.restarts == 2
+    assert value("outlive_incidents") == 3
+    assert value("outlive_breaker_open") == 0
+    assert {s.labels["verdict"]: s.value for s in families["outlive_quarantined"].samples} == dict(told.by_verdict)
+    fetched = {s.name: s.value for s in families["outlive_fetch_seconds"].samples}
+    assert fetched["outlive_fetch_seconds_count"] == sum(told.histograms["fetch"]["counts"]) > 0
+    assert fetched["outlive_fetch_seconds_sum"] == pytest.approx(told.histograms["fetch"]["sum"])
+    assert {s.labels["slot"] for s in families["outlive_worker_incarnation"].samples} == {"0", "1"}
     with pytest.raises(TypeError, match='pid must be "own", None or the number'):
-        holdfast.PrometheusCollector(pid="all")  # type: ignore[arg-type]
+        outlive.PrometheusCollector(pid="all")  # type: ignore[arg-type]
 
 
 def test_our_text_says_what_the_client_library_says(tmp_path):
@@ -75,7 +75,7 @@ def test_our_text_says_what_the_client_library_says(tmp_path):
     strange = viewing.Job(tmp_path, {"pid": 7, "name": 'a "b"\\c\nd {e=,}', "kind": "pool", "rank": 3})
     looked = [(own, own.snapshot()), (strange, own.snapshot())]
 
-    class Given(holdfast.PrometheusCollector):
+    class Given(outlive.PrometheusCollector):
         def _look(self) -> families.Looked:
             return looked
 
@@ -104,19 +104,19 @@ def test_incidents_are_events_of_spans_and_batches_are_sampled():
     exporter = memory.InMemorySpanExporter()
     provider = sdk.TracerProvider()
     provider.add_span_processor(export.SimpleSpanProcessor(exporter))
-    loader = holdfast.DataLoader(jobs.Faulty(), batch_size=4, num_workers=2, faults="skip")
+    loader = outlive.DataLoader(jobs.Faulty(), batch_size=4, num_workers=2, faults="skip")
 
-    batches = list(holdfast.traced(loader, every=8, tracer=provider.get_tracer("test")))
+    batches = list(outlive.traced(loader, every=8, tracer=provider.get_tracer("test")))
     spans = exporter.get_finished_spans()
 
     assert len(batches) == 16
-    assert {0, 8} <= {span.attributes["holdfast.batch"] for span in spans}
+    assert {0, 8} <= {span.attributes["outlive.batch"] for span in spans}
     assert len(spans) <= 2 + len(loader.incidents)
     events = [event for span in spans for event in span.events]
-    assert [event.attributes["holdfast.id"] for event in events] == [incident.id for incident in loader.incidents]
-    assert {event.attributes["holdfast.verdict"] for event in events} == {"exception", "exited"}
+    assert [event.attributes["outlive.id"] for event in events] == [incident.id for incident in loader.incidents]
+    assert {event.attributes["outlive.verdict"] for event in events} == {"exception", "exited"}
     with pytest.raises(ValueError, match="every must be a whole number"):
-        next(holdfast.traced(loader, every=0))
+        next(outlive.traced(loader, every=0))
 
 
 def test_opentelemetry_collects_from_the_board():
@@ -126,7 +126,7 @@ def test_opentelemetry_collects_from_the_board():
     loader = loader_that_ran()
     reader = export.InMemoryMetricReader()
     provider = sdk.MeterProvider(metric_readers=[reader])
-    holdfast.observe(provider.get_meter("test"))
+    outlive.observe(provider.get_meter("test"))
 
     data = reader.get_metrics_data()
     provider.shutdown()
@@ -137,27 +137,27 @@ def test_opentelemetry_collects_from_the_board():
         for metric in scope.metrics
     }
 
-    assert found["holdfast.batches"] == [loader.statistics().delivered] == [16]
-    assert found["holdfast.quarantined"] == [2]
-    assert found["holdfast.workers"] == [2]
+    assert found["outlive.batches"] == [loader.statistics().delivered] == [16]
+    assert found["outlive.quarantined"] == [2]
+    assert found["outlive.workers"] == [2]
 
 
 def test_a_logger_is_given_numbers_while_the_loader_runs():
     """The one callback: a dictionary and a step, as TensorBoard's and W&B's loggers take them."""
-    loader = holdfast.DataLoader(jobs.Faulty(), batch_size=4, num_workers=2, faults="skip")
+    loader = outlive.DataLoader(jobs.Faulty(), batch_size=4, num_workers=2, faults="skip")
     told: list[tuple[dict[str, float], int]] = []
 
-    batches = list(holdfast.logged(loader, lambda scalars, step: told.append((scalars, step)), every_s=0))
+    batches = list(outlive.logged(loader, lambda scalars, step: told.append((scalars, step)), every_s=0))
 
     assert len(batches) == 16
     assert [step for _, step in told] == [*range(1, 17), 16]
     last = told[-1][0]
     assert all(type(value) is float for value in last.values())
-    assert last["holdfast/delivered"] == 16
-    assert last["holdfast/quarantined/exited"] == 1
-    assert 0 <= last["holdfast/wait_share"] <= 1
-    assert last["holdfast/fetch_seconds"] > 0
+    assert last["outlive/delivered"] == 16
+    assert last["outlive/quarantined/exited"] == 1
+    assert 0 <= last["outlive/wait_share"] <= 1
+    assert last["outlive/fetch_seconds"] > 0
     with pytest.raises(TypeError, match="log must be a callable"):
-        next(holdfast.logged(loader, None))  # type: ignore[arg-type]
+        next(outlive.logged(loader, None))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="every_s must be a number"):
-        next(holdfast.logged(loader, print, every_s=-1))
+        next(outlive.logged(loader, print, every_s=-1))

@@ -16,13 +16,13 @@ import threading
 import pytest
 import torch
 
-import holdfast
+import outlive
 from dashboard.test_telling import waiting
-from holdfast._metrics import viewing
-from holdfast.dashboard import telling
-from holdfast.dashboard.story import Story
-from holdfast.loader import here
 from metrics import jobs
+from outlive._metrics import viewing
+from outlive.dashboard import telling
+from outlive.dashboard.story import Story
+from outlive.loader import here
 from transport.watching import wait_until
 
 
@@ -56,7 +56,7 @@ class Stream(torch.utils.data.IterableDataset[int]):
 @pytest.mark.parametrize("faults", ["raise", "skip"])
 def test_counts_are_on_the_board_when_there_are_no_workers(faults):
     """Delivered is exact at every moment; samples, bytes, times and epochs are as with workers."""
-    loader = holdfast.DataLoader(range(64), batch_size=4, faults=faults)
+    loader = outlive.DataLoader(range(64), batch_size=4, faults=faults)
 
     seen = [(number, jobs.only_job().snapshot()["delivered"]) for number, _ in enumerate(loader, 1)]
     list(loader)
@@ -88,7 +88,7 @@ def test_the_sample_in_hand_is_seen_while_the_trainer_fetches_it(tmp_path):
     """Under both ways of making batches: no help of the trainer is needed, which hangs."""
     for number, faults in enumerate(("raise", "skip")):
         gate = tmp_path / faults
-        loader = holdfast.DataLoader(jobs.Gated(gate, 2), batch_size=4, faults=faults)
+        loader = outlive.DataLoader(jobs.Gated(gate, 2), batch_size=4, faults=faults)
         run = threading.Thread(target=list, args=(loader,))
         run.start()
         try:
@@ -109,8 +109,8 @@ def test_the_sample_in_hand_is_seen_while_the_trainer_fetches_it(tmp_path):
 
 def test_what_goes_wrong_is_told_when_there_are_no_workers():
     """Incidents, the quarantine and retries, as statistics() has them; nobody is called a worker's death."""
-    policy = holdfast.FaultPolicy(on_error="skip", retry_on=(ValueError,), retries=2, backoff_s=0.001)
-    loader = holdfast.DataLoader(Raising(), batch_size=4, faults=policy)
+    policy = outlive.FaultPolicy(on_error="skip", retry_on=(ValueError,), retries=2, backoff_s=0.001)
+    loader = outlive.DataLoader(Raising(), batch_size=4, faults=policy)
 
     list(loader)
     job = jobs.only_job()
@@ -126,7 +126,7 @@ def test_what_goes_wrong_is_told_when_there_are_no_workers():
 
 def test_an_exception_that_ends_the_pass_leaves_nothing_in_hand():
     """It is raised as ever; the board says that the trainer goes on, and the next batches count."""
-    loader = holdfast.DataLoader(Raising(), batch_size=4)
+    loader = outlive.DataLoader(Raising(), batch_size=4)
     batches = iter(loader)
     next(batches), next(batches)
     with pytest.raises(ValueError, match="no such picture"):
@@ -156,7 +156,7 @@ def test_an_exception_that_ends_the_pass_leaves_nothing_in_hand():
 )
 def test_every_kind_of_dataset_is_counted(dataset, options, delivered, samples):
     """Streams with a short last batch, __getitems__, unbatched ones, batches of which nobody knows the size."""
-    loader = holdfast.DataLoader(dataset, **options)
+    loader = outlive.DataLoader(dataset, **options)
 
     assert len(list(loader)) == delivered
 
@@ -170,19 +170,19 @@ def test_many_short_loaders_leave_nothing_behind(runtime, monkeypatch):
     monkeypatch.setattr(here, "_HOLD_S", 1e9)
 
     for _ in range(20):
-        assert len(list(holdfast.DataLoader(range(8), batch_size=4))) == 2
+        assert len(list(outlive.DataLoader(range(8), batch_size=4))) == 2
     assert len(list(runtime.iterdir())) == 1
-    list(holdfast.DataLoader(Raising(), batch_size=4, faults="skip"))
+    list(outlive.DataLoader(Raising(), batch_size=4, faults="skip"))
     assert len(list(runtime.iterdir())) == 2
     monkeypatch.setattr(here, "_HOLD_S", 1e-9)
-    list(holdfast.DataLoader(range(8), batch_size=4))
+    list(outlive.DataLoader(range(8), batch_size=4))
     assert len(list(runtime.iterdir())) == 3
     assert [job.snapshot()["delivered"] for job in viewing.jobs()] == [2, 16, 2]
 
 
 def test_a_fork_that_goes_on_with_the_pass_does_not_write_to_the_board():
     """What is mapped is the parent's; the copy of the iterator works, and is not seen."""
-    loader = holdfast.DataLoader(range(64), batch_size=4)
+    loader = outlive.DataLoader(range(64), batch_size=4)
     batches = iter(loader)
     next(batches)
     pid = os.fork()
@@ -196,11 +196,11 @@ def test_a_fork_that_goes_on_with_the_pass_does_not_write_to_the_board():
 
 
 def test_nothing_is_published_when_it_is_turned_off(monkeypatch, runtime):
-    """HOLDFAST_BOARD=0: no folder, no figures, the same batches."""
-    monkeypatch.setenv("HOLDFAST_BOARD", "0")
+    """OUTLIVE_BOARD=0: no folder, no figures, the same batches."""
+    monkeypatch.setenv("OUTLIVE_BOARD", "0")
 
     for faults in ("raise", "skip"):
-        loader = holdfast.DataLoader(range(64), batch_size=4, faults=faults)
+        loader = outlive.DataLoader(range(64), batch_size=4, faults=faults)
         assert len(list(loader)) == 16
         assert loader.statistics().samples == 0
 
@@ -210,12 +210,12 @@ def test_nothing_is_published_when_it_is_turned_off(monkeypatch, runtime):
 def test_viewers_show_a_loader_without_workers(tmp_path):
     """`top` has a line for the trainer, a scrape no workers, and the page says what num_workers would change."""
     client = pytest.importorskip("prometheus_client")
-    loader = holdfast.DataLoader(range(64), batch_size=4)
+    loader = outlive.DataLoader(range(64), batch_size=4)
     batches = iter(loader)
     next(batches)
-    once = subprocess.run([sys.executable, "-m", "holdfast", "top", "--once"], capture_output=True, text=True)
+    once = subprocess.run([sys.executable, "-m", "outlive", "top", "--once"], capture_output=True, text=True)
     registry = client.CollectorRegistry()
-    registry.register(holdfast.PrometheusCollector(pid="own"))
+    registry.register(outlive.PrometheusCollector(pid="own"))
     scrape = client.generate_latest(registry).decode()
     story = Story()
     for number, event in enumerate(waiting(0.6), 1):
@@ -229,7 +229,7 @@ def test_viewers_show_a_loader_without_workers(tmp_path):
     assert max(map(len, once.stdout.split("\n"))) <= 80
     assert 'name="range"' in scrape
     assert [line.partition("{")[0] for line in scrape.split("\n") if 'slot="' in line] == [
-        "holdfast_worker_in_hand_seconds"
+        "outlive_worker_in_hand_seconds"
     ]
     assert found.title == "The trainer loads its batches itself, and waits for them"
     assert found.who == "none: with num_workers=0 the trainer loads its batches itself"

@@ -14,15 +14,15 @@ import signal
 
 import pytest
 
-import holdfast
-from holdfast._metrics import viewing
+import outlive
 from metrics import jobs
+from outlive._metrics import viewing
 from transport.watching import wait_until
 
 
 def test_counts_are_on_the_board_when_batches_were_delivered():
     """Delivered is exact at every moment; the rest follows within the next look."""
-    loader = holdfast.DataLoader(jobs.Faulty(), batch_size=4, num_workers=2, faults="skip", memory_limit="2GiB")
+    loader = outlive.DataLoader(jobs.Faulty(), batch_size=4, num_workers=2, faults="skip", memory_limit="2GiB")
 
     seen = []
     for number, _ in enumerate(loader, 1):
@@ -46,7 +46,7 @@ def test_counts_are_on_the_board_when_batches_were_delivered():
 
 def test_events_tell_the_run_when_workers_die():
     """Each thing that happened has its line, in order, with the incident's name in the journal."""
-    loader = holdfast.DataLoader(jobs.Faulty(), batch_size=4, num_workers=2, faults="skip")
+    loader = outlive.DataLoader(jobs.Faulty(), batch_size=4, num_workers=2, faults="skip")
 
     list(loader)
     job = jobs.only_job()
@@ -70,7 +70,7 @@ def test_events_tell_the_run_when_workers_die():
 def test_the_sample_in_hand_is_seen_when_the_trainer_does_nothing(tmp_path):
     """A viewer needs no help of the trainer: the black box is opened through the process that holds it."""
     gate = tmp_path / "gate"
-    loader = holdfast.DataLoader(jobs.Gated(gate, 13), batch_size=4, num_workers=2, prefetch_factor=2)
+    loader = outlive.DataLoader(jobs.Gated(gate, 13), batch_size=4, num_workers=2, prefetch_factor=2)
     batches = iter(loader)
     next(batches)
     job = jobs.only_job()
@@ -95,7 +95,7 @@ def test_the_sample_in_hand_is_seen_when_the_trainer_does_nothing(tmp_path):
 def test_a_slot_is_recycled_when_a_viewer_asks(tmp_path):
     """The worker finishes its batch, leaves, and a fresh one goes on; nothing is lost."""
     gate = tmp_path / "gate"
-    loader = holdfast.DataLoader(jobs.Gated(gate, 13), batch_size=4, num_workers=2)
+    loader = outlive.DataLoader(jobs.Gated(gate, 13), batch_size=4, num_workers=2)
     batches = iter(loader)
     delivered = [next(batches)]
     job = jobs.only_job()
@@ -124,7 +124,7 @@ def test_a_slot_is_recycled_when_a_viewer_asks(tmp_path):
 def test_a_death_is_seen_when_the_trainer_is_busy(tmp_path):
     """Nobody has told the trainer's machine yet, and the viewer knows."""
     gate = tmp_path / "gate"
-    loader = holdfast.DataLoader(jobs.Gated(gate, 13), batch_size=4, num_workers=2)
+    loader = outlive.DataLoader(jobs.Gated(gate, 13), batch_size=4, num_workers=2)
     batches = iter(loader)
     next(batches)
     job = jobs.only_job()
@@ -141,7 +141,7 @@ def test_a_death_is_seen_when_the_trainer_is_busy(tmp_path):
 
 def test_a_job_is_over_when_its_loader_is_gone():
     """What it published stays for a while, and says so; counts go on over epochs."""
-    loader = holdfast.DataLoader(range(8), batch_size=2, num_workers=1, persistent_workers=True)
+    loader = outlive.DataLoader(range(8), batch_size=2, num_workers=1, persistent_workers=True)
     list(loader)
     list(loader)
     job = jobs.only_job()
@@ -163,9 +163,9 @@ def test_a_job_is_over_when_its_loader_is_gone():
 
 
 def test_nothing_is_published_when_it_is_turned_off(monkeypatch, runtime):
-    """HOLDFAST_BOARD=0: no folder, and the loader works."""
-    monkeypatch.setenv("HOLDFAST_BOARD", "0")
-    loader = holdfast.DataLoader(jobs.Faulty(), batch_size=4, num_workers=2, faults="skip")
+    """OUTLIVE_BOARD=0: no folder, and the loader works."""
+    monkeypatch.setenv("OUTLIVE_BOARD", "0")
+    loader = outlive.DataLoader(jobs.Faulty(), batch_size=4, num_workers=2, faults="skip")
 
     batches = list(loader)
 

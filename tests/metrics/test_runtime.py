@@ -19,17 +19,17 @@ import time
 import pytest
 import torch
 
-import holdfast
-from holdfast._metrics import history, layout, publishing, viewing
+import outlive
 from metrics import jobs
+from outlive._metrics import history, layout, publishing, viewing
 from transport.watching import wait_until
 
 JOB = """
-import time, holdfast
+import time, outlive
 def nap(number):
     time.sleep(0.002)
     return number
-with holdfast.Pool(1) as pool:
+with outlive.Pool(1) as pool:
     for number in pool.map(nap, range(100000)):
         if number == 3:
             print("ready", flush=True)
@@ -92,7 +92,7 @@ def test_a_rank_is_known_by_what_its_launcher_says(monkeypatch, environment, ran
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    loader = holdfast.DataLoader(range(8), batch_size=4, num_workers=1)
+    loader = outlive.DataLoader(range(8), batch_size=4, num_workers=1)
     list(loader)
 
     job = jobs.only_job()
@@ -104,7 +104,7 @@ def test_a_rank_is_known_by_its_group_when_nobody_launched_it(tmp_path):
     """Programs that start their ranks by themselves tell torch.distributed alone."""
     torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        loader = holdfast.DataLoader(range(8), batch_size=4, num_workers=1)
+        loader = outlive.DataLoader(range(8), batch_size=4, num_workers=1)
         list(loader)
     finally:
         torch.distributed.destroy_process_group()
@@ -130,13 +130,13 @@ def test_a_viewer_that_hangs_or_dies_does_not_touch_the_job(tmp_path):
         [
             sys.executable,
             "-c",
-            "from holdfast._metrics import viewing\n"
+            "from outlive._metrics import viewing\n"
             "while True:\n [job.snapshot() for job in viewing.jobs()]; print('looked', flush=True)",
         ],
         stdout=subprocess.PIPE,
         text=True,
     )
-    loader = holdfast.DataLoader(range(64), batch_size=4, num_workers=2)
+    loader = outlive.DataLoader(range(64), batch_size=4, num_workers=2)
     batches = iter(loader)
     next(batches)
     assert viewer.stdout is not None
@@ -187,12 +187,12 @@ def test_a_folder_that_others_may_write_to_is_neither_used_nor_read(tmp_path, mo
         expected = "File exists"
     monkeypatch.setattr(publishing, "_told", False)
 
-    with caplog.at_level(logging.WARNING, "holdfast"):
+    with caplog.at_level(logging.WARNING, "outlive"):
         for _ in range(2):
-            assert len(list(holdfast.DataLoader(range(8), batch_size=4, num_workers=1))) == 2
+            assert len(list(outlive.DataLoader(range(8), batch_size=4, num_workers=1))) == 2
 
     assert [expected in record.message for record in caplog.records] == [True]
-    assert "HOLDFAST_RUNTIME names another folder" in caplog.text
+    assert "OUTLIVE_RUNTIME names another folder" in caplog.text
     assert viewing.jobs() == []
 
 
@@ -200,7 +200,7 @@ def test_a_folder_of_another_user_inside_is_passed_over(runtime):
     """Only this user's jobs are shown, wherever they lie."""
     if os.geteuid() != 0:
         pytest.skip("only root can give a folder away")
-    list(holdfast.DataLoader(range(8), batch_size=4, num_workers=1))
+    list(outlive.DataLoader(range(8), batch_size=4, num_workers=1))
     (job,) = viewing.jobs()
 
     os.chown(job.path, 65534, 65534)
@@ -218,8 +218,8 @@ def test_the_job_goes_on_when_the_disk_is_full(monkeypatch, caplog, runtime):
         pytest.skip("this container may not mount")
     monkeypatch.setattr(publishing, "_told", False)
     try:
-        loader = holdfast.DataLoader(jobs.Faulty(), batch_size=4, num_workers=2, faults="skip")
-        with caplog.at_level(logging.WARNING, "holdfast"):
+        loader = outlive.DataLoader(jobs.Faulty(), batch_size=4, num_workers=2, faults="skip")
+        with caplog.at_level(logging.WARNING, "outlive"):
             batches = iter(loader)
             first = next(batches)
             with pytest.raises(OSError, match="No space"):
@@ -228,7 +228,7 @@ def test_the_job_goes_on_when_the_disk_is_full(monkeypatch, caplog, runtime):
             shown = jobs.only_job().snapshot()["delivered"]
             with pytest.raises(OSError, match="No space"):
                 (runtime / "more").write_bytes(bytes(1 << 20))
-            other = len(list(holdfast.DataLoader(range(8), batch_size=4, num_workers=8)))
+            other = len(list(outlive.DataLoader(range(8), batch_size=4, num_workers=8)))
     finally:
         subprocess.run(["umount", "-l", str(runtime)], check=True)
 
@@ -247,7 +247,7 @@ def test_old_folders_are_swept_when_many_have_gathered(runtime):
         (folder / "who.json").write_text(json.dumps({"pid": 1 << 22, "start": 1, "key": folder.name}))
         age(folder, viewing.runtime.SWEEP_S + 1)
 
-    loader = holdfast.DataLoader(range(8), batch_size=4, num_workers=1)
+    loader = outlive.DataLoader(range(8), batch_size=4, num_workers=1)
     list(loader)
 
     assert [path.name.partition("-")[0] for path in runtime.iterdir()] == [str(os.getpid())]
@@ -287,7 +287,7 @@ def test_a_board_that_is_being_written_is_never_half_seen(tmp_path):
     """Writer and reader run at once, hardly ever resting: all counts of a picture are of one moment."""
     code = (
         "import sys\n"
-        "from holdfast._metrics import layout, publishing\n"
+        "from outlive._metrics import layout, publishing\n"
         "publisher = publishing.new('loader', 'x', 2, {}); publisher.make(); words = publisher.words\n"
         "print(publisher.folder, flush=True)\n"
         "for number in range(1, 10**9):\n"

@@ -1,4 +1,4 @@
-"""`holdfast top` in a real terminal, beside a real job.
+"""`outlive top` in a real terminal, beside a real job.
 
 Reads   the screen.
 Writes  keys.
@@ -12,17 +12,17 @@ import os
 import subprocess
 import sys
 
-import holdfast
-from holdfast._metrics import viewing
-from holdfast.cli import top_screen
+import outlive
 from metrics import jobs
 from metrics.terminals import Terminal
+from outlive._metrics import viewing
+from outlive.cli import top_screen
 from transport.watching import wait_until
 
 
 def held_job(gate, **options):
     """A loader whose sample 13 is in hand until the gate opens, after a few incidents."""
-    loader = holdfast.DataLoader(
+    loader = outlive.DataLoader(
         jobs.Gated(gate, 13, faulty=True), batch_size=4, num_workers=2, faults="skip", **options
     )
     batches = iter(loader)
@@ -39,7 +39,7 @@ def test_a_job_is_watched_and_steered_from_a_terminal(tmp_path):
 
     with Terminal("top", "--interval", "0.1") as terminal:
         terminal.shows(
-            "holdfast top  1 job, 2 workers", "loader Gated", "fetching           13", "incidents, newest first"
+            "outlive top  1 job, 2 workers", "loader Gated", "fetching           13", "incidents, newest first"
         )
         assert max(map(len, terminal.lines())) <= 80
         terminal.resize(120, 40)
@@ -80,10 +80,10 @@ def test_top_tells_programs_what_there_is(tmp_path):
     """--once is text in 80 columns, --json is everything; both leave with 1 where nothing runs."""
     gate = tmp_path / "gate"
 
-    nothing = subprocess.run([sys.executable, "-m", "holdfast", "top", "--once"], capture_output=True, text=True)
+    nothing = subprocess.run([sys.executable, "-m", "outlive", "top", "--once"], capture_output=True, text=True)
     _, _, batches = held_job(gate)
-    once = subprocess.run([sys.executable, "-m", "holdfast", "top", "--once"], capture_output=True, text=True)
-    told = subprocess.run([sys.executable, "-m", "holdfast", "top", "--json"], capture_output=True, text=True)
+    once = subprocess.run([sys.executable, "-m", "outlive", "top", "--once"], capture_output=True, text=True)
+    told = subprocess.run([sys.executable, "-m", "outlive", "top", "--json"], capture_output=True, text=True)
     gate.touch()
     list(batches)
 

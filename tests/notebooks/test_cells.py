@@ -21,8 +21,8 @@ def kernel() -> Iterator[Kernel]:
     """One for all: that the next cell works is part of every test."""
     made = Kernel()
     made.run(
-        "import collections, enum, os, signal, time, torch, holdfast\n"
-        "from holdfast import DataLoader, Pool, SpawnError, spawn\n"
+        "import collections, enum, os, signal, time, torch, outlive\n"
+        "from outlive import DataLoader, Pool, SpawnError, spawn\n"
         "from multiprocessing import forkserver, resource_tracker\n"
         "forkserver.ensure_running(), resource_tracker.ensure_running()\n"  # Python's own: they stay
     )
@@ -190,7 +190,7 @@ def test_the_doctor_does_not_mind_the_threads_of_a_kernel(kernel):
     """They are in every notebook; a thread of the user's is told."""
     kernel.run(
         "import threading\n"
-        "def findings(): return [f.name for f in holdfast.doctor.examine(\n"
+        "def findings(): return [f.name for f in outlive.doctor.examine(\n"
         "    [1, 2, 3], start_method='fork', samples=2, compiled=False).findings]"
     )
     alone = printed(kernel.run("print(findings())"))

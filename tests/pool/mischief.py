@@ -22,8 +22,8 @@ from collections.abc import Callable
 from typing import Any
 
 from faults.table import FAULTS, Plant
-from holdfast._system.channel import Bytes, Channel
-from holdfast._system.portable_channel import PortableChannel
+from outlive._system.channel import Bytes, Channel
+from outlive._system.portable_channel import PortableChannel
 from pool import deeds
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from holdfast import Pool, TaskCrashedError, TaskTimeoutError
-from holdfast.incident import IncidentKind
-from holdfast.verdicts import Name
+from outlive import Pool, TaskCrashedError, TaskTimeoutError
+from outlive.incident import IncidentKind
+from outlive.verdicts import Name
 from pool import mischief
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]

@@ -25,9 +25,9 @@ import numpy as np
 import psutil
 import pytest
 
-import holdfast
-from holdfast import FaultPolicy, IncidentKind, Pool, TaskCrashedError, TaskTimeoutError
-from holdfast.pool.failing import UnpicklableResultError, UnreadableResultError
+import outlive
+from outlive import FaultPolicy, IncidentKind, Pool, TaskCrashedError, TaskTimeoutError
+from outlive.pool.failing import UnpicklableResultError, UnreadableResultError
 from pool import deeds, mischief
 from transport.watching import wait_until
 
@@ -216,7 +216,7 @@ def test_a_pool_is_of_no_use_in_a_fork_and_says_so():
             signal.alarm(30)
             try:
                 pool.submit(deeds.square, 3)
-            except holdfast.ForkedLoaderError:
+            except outlive.ForkedLoaderError:
                 os._exit(7)
             os._exit(1)
         enough.set()
@@ -298,8 +298,8 @@ def test_arrays_come_back_as_they_were(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_initializer_runs_first_and_its_failure_is_told(method, capfd):
-    with Pool(1, method, os.putenv, ("HOLDFAST_TEST", "x")) as pool:
-        assert pool.submit(subprocess.getoutput, "echo $HOLDFAST_TEST").result(DEADLINE_S) == "x"
+    with Pool(1, method, os.putenv, ("OUTLIVE_TEST", "x")) as pool:
+        assert pool.submit(subprocess.getoutput, "echo $OUTLIVE_TEST").result(DEADLINE_S) == "x"
     with Pool(2, method, deeds.fail_to_begin) as pool:
         with pytest.raises(BrokenProcessPool, match="no way to begin"):
             pool.submit(deeds.square, 1).result(DEADLINE_S)
@@ -411,12 +411,12 @@ def test_a_pool_that_nobody_holds_finishes_and_goes():
 
     assert [future.result(DEADLINE_S) for future in futures] == [None] * 10
     assert wait_until(lambda: not any(map(psutil.pid_exists, pids)), DEADLINE_S)
-    assert wait_until(lambda: "holdfast-pool" not in [t.name for t in threading.enumerate()], DEADLINE_S)
+    assert wait_until(lambda: "outlive-pool" not in [t.name for t in threading.enumerate()], DEADLINE_S)
 
 
 PROGRAM = """
 import os, sys, time
-from holdfast import Pool
+from outlive import Pool
 def work(n):
     time.sleep(0.05)  # so that the program ends before its tasks do
     os.write(1, b"done %d\\n" % n)
@@ -467,7 +467,7 @@ def test_what_it_takes_is_checked():
         for options, words in [({"chunksize": 0}, "chunksize"), ({"faults": "no"}, "faults"), ({"in_flight": 0}, "in")]:
             with pytest.raises(ValueError, match=words):
                 pool.map(deeds.square, [1], **options)
-    assert holdfast.Pool is Pool
+    assert outlive.Pool is Pool
     assert Path(deeds.__file__).exists()
 
 

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import Pool
-from holdfast.pool import bars
-from holdfast.pool.progress import Pace, Seen, columns, duration, line, markup, speed
+from outlive import Pool
+from outlive.pool import bars
+from outlive.pool.progress import Pace, Seen, columns, duration, line, markup, speed
 from pool import deeds
 
 PROGRAM = Path(__file__).with_name("programs") / "bar.py"

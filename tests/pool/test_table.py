@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from faults.table import FAULTS, TORN
-from holdfast import IncidentKind, Pool, TaskCrashedError, TaskTimeoutError
-from holdfast.pool.failing import UnpicklableResultError
-from holdfast.verdicts import Name
+from outlive import IncidentKind, Pool, TaskCrashedError, TaskTimeoutError
+from outlive.pool.failing import UnpicklableResultError
+from outlive.verdicts import Name
 from pool import deeds, mischief
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import holdfast
-from holdfast import Pool
-from holdfast.pool.parcels import dumps
-from holdfast.pool.work import Function
+import outlive
+from outlive import Pool
+from outlive.pool.parcels import dumps
+from outlive.pool.work import Function
 from pool import deeds
 
 torch = pytest.importorskip("torch")
@@ -91,7 +91,7 @@ def test_a_large_argument_is_read_where_it_was_written(method):
     """The worker makes no copy of it, and may write to it; the caller's stays as it was."""
     given = np.ones(LARGE)
     with Pool(1, method) as pool:
-        assert "holdfast-message" in pool.submit(deeds.lies_in, given).result(60)
+        assert "outlive-message" in pool.submit(deeds.lies_in, given).result(60)
         assert pool.submit(deeds.fill, given).result(60) == 2 * LARGE
         assert pool.submit(deeds.fill, torch.ones(LARGE)).result(60) == 2 * LARGE
     assert given.sum() == LARGE
@@ -135,15 +135,15 @@ def test_a_chunk_that_takes_long_hands_back_what_it_has_not_begun(chunk, tmp_pat
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_shared_travels_by_handle(method):
-    numbers = holdfast.share(np.arange(LARGE))
-    given = {"array": numbers, "part": numbers[10:20], "tensor": holdfast.share(torch.arange(LARGE))}
-    names = holdfast.share([str(n) for n in range(LARGE)])
+    numbers = outlive.share(np.arange(LARGE))
+    given = {"array": numbers, "part": numbers[10:20], "tensor": outlive.share(torch.arange(LARGE))}
+    names = outlive.share([str(n) for n in range(LARGE)])
     with Pool(1, method) as pool:
         for name, value in given.items():
             array = value.numpy() if name == "tensor" else value
-            assert "holdfast-share" in pool.submit(deeds.lies_in, array).result(60)
+            assert "outlive-share" in pool.submit(deeds.lies_in, array).result(60)
             assert len(dumps(value)) < 1000, name
-        assert "holdfast-share" in pool.submit(lambda: deeds.lies_in(numbers)).result(60)
+        assert "outlive-share" in pool.submit(lambda: deeds.lies_in(numbers)).result(60)
         assert pool.submit(len, names).result(60) == LARGE
         back = pool.submit(deeds.same, numbers).result(60)
     assert np.array_equal(back, numbers)

@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from holdfast import DataLoader, SharedDict, SharedList, SharedPart, share, shared_parts
-from holdfast._share import segments
-from holdfast._share.sharing import share_dataset
+from outlive import DataLoader, SharedDict, SharedList, SharedPart, share, shared_parts
+from outlive._share import segments
+from outlive._share.sharing import share_dataset
 
 MANY = 200_000  # texts: more than 1 MiB
 Pair = namedtuple("Pair", "first second")
@@ -305,7 +305,7 @@ def test_what_cannot_be_shared_inside_an_object_stays_as_it_is(caplog):
     """And the log says why."""
     plain = Plain(texts())
     plain.few = [lambda: None] * MANY  # type: ignore[list-item]
-    with caplog.at_level(logging.INFO, "holdfast"):
+    with caplog.at_level(logging.INFO, "outlive"):
         shared = share(plain)
 
     assert shared.few is plain.few
@@ -374,7 +374,7 @@ def test_a_loader_shares_its_dataset_when_it_is_asked_to(caplog, share_it):
         share_dataset=share_it,
         collate_fn=lambda samples: (samples, type(torch.utils.data.get_worker_info().dataset.dataset.names).__name__),
     )
-    with caplog.at_level(logging.INFO, "holdfast"):
+    with caplog.at_level(logging.INFO, "outlive"):
         epochs = [list(loader), list(loader)]
 
     for batches in epochs:
@@ -391,7 +391,7 @@ def test_a_loader_says_so_when_there_is_nothing_to_share(caplog):
     loader = DataLoader(
         TensorDataset(torch.zeros(8)), num_workers=1, multiprocessing_context="fork", share_dataset=True
     )
-    with caplog.at_level(logging.INFO, "holdfast"):
+    with caplog.at_level(logging.INFO, "outlive"):
         delivered = len(list(loader))
 
     assert delivered == 8

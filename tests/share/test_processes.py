@@ -17,14 +17,14 @@ import psutil
 import pytest
 import torch
 
-import holdfast
-from holdfast import share
-from holdfast._system import choice
+import outlive
+from outlive import share
+from outlive._system import choice
 from share.datasets import Everything, Texts, Unpickling, digest, one_of_each, texts
 from share.threading_datasets import ThreadedTexts
 
 METHODS = ("fork", "spawn", "forkserver")
-LOADERS = {"holdfast": holdfast.DataLoader, "torch": torch.utils.data.DataLoader}
+LOADERS = {"outlive": outlive.DataLoader, "torch": torch.utils.data.DataLoader}
 MANY = 300_000
 PROGRAM = Path(__file__).with_name("programs") / "reader.py"
 GONE_WITHIN_S = 10.0
@@ -107,7 +107,7 @@ def test_a_worker_that_is_replaced_finds_the_data(tmp_path, method, kind):
     """Forked from a zygote that has it, unpickling after its fork, or in an interpreter of its own."""
     names = texts(500)
     dataset = kind(share(names), kill_at=222, mark=tmp_path / "killed")
-    loader = holdfast.DataLoader(dataset, batch_size=25, num_workers=2, multiprocessing_context=method)
+    loader = outlive.DataLoader(dataset, batch_size=25, num_workers=2, multiprocessing_context=method)
 
     assert torch.cat(list(loader)).tolist() == list(map(digest, names))
     assert loader.statistics().restarts == 1
@@ -178,7 +178,7 @@ def gone(condition: Callable[[], Any]) -> bool:
 def test_nothing_is_left_when_its_users_are_killed(tmp_path, system, method, whom):
     """No name, and nobody who holds the memory: it has gone with the last of them."""
     tag = uuid.uuid4().hex
-    environment = {**os.environ, "HOLDFAST_TEST_TAG": tag, "HOLDFAST_SYSTEM": system}
+    environment = {**os.environ, "OUTLIVE_TEST_TAG": tag, "OUTLIVE_SYSTEM": system}
     with (tmp_path / "stderr").open("w") as stderr:
         trainer = subprocess.Popen(
             [sys.executable, str(PROGRAM), method],
@@ -204,7 +204,7 @@ def test_nothing_is_left_when_its_users_are_killed(tmp_path, system, method, who
     assert gone(lambda: names_of(trainer.pid)), names_of(trainer.pid)
     assert gone(lambda: living(tag)), living(tag)
     # The black box of a worker that was just being started is another matter, and not this test's.
-    boxes = [name for name in os.listdir("/dev/shm") if name.startswith(f"hf-{trainer.pid}-")]
+    boxes = [name for name in os.listdir("/dev/shm") if name.startswith(f"outlive-{trainer.pid}-")]
     assert all(name.endswith("b") for name in boxes), boxes
     for name in boxes:
         os.unlink(f"/dev/shm/{name}")
@@ -218,12 +218,12 @@ def with_suppressed_kill(pid: int) -> None:
 
 
 def names_of(pid: int) -> list[str]:
-    return [name for name in os.listdir("/dev/shm") if name.startswith(f"hf-{pid}-") and name.endswith("s")]
+    return [name for name in os.listdir("/dev/shm") if name.startswith(f"outlive-{pid}-") and name.endswith("s")]
 
 
 def living(tag: str) -> set[int]:
     """Processes of that job, the dead that nobody has reaped left out."""
-    mark = f"HOLDFAST_TEST_TAG={tag}".encode()
+    mark = f"OUTLIVE_TEST_TAG={tag}".encode()
     found = set()
     for pid in psutil.pids():
         try:
@@ -242,7 +242,7 @@ def holders(tag: str) -> set[int]:
             maps = Path(f"/proc/{pid}/maps").read_text()
         except OSError:
             continue  # it has gone since
-        if "holdfast-share" in maps or "/dev/shm/hf-" in maps:
+        if "outlive-share" in maps or "/dev/shm/outlive-" in maps:
             found.add(pid)
     return found
 

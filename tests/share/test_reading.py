@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast import SharedDict, SharedList, share
-from holdfast._share import hashing
-from holdfast._share.mappings import SharedSet
-from holdfast._share.sequences import SharedTuple
-from holdfast._share.texts import SharedBytes, SharedStr
+import outlive
+from outlive import SharedDict, SharedList, share
+from outlive._share import hashing
+from outlive._share.mappings import SharedSet
+from outlive._share.sequences import SharedTuple
+from outlive._share.texts import SharedBytes, SharedStr
 
 # Lone surrogates among them, as in file names that are no UTF-8.
 TEXTS = st.text() | st.lists(st.sampled_from(["a", "é", "\ud800", "\udc00", "\x00", "😀"])).map("".join)
@@ -430,7 +430,7 @@ def test_a_pickle_can_be_read_while_its_writer_lives():
 
 def test_a_pickle_says_why_it_cannot_be_read_when_its_writer_is_gone():
     """And what to pickle instead."""
-    program = "import holdfast, pickle, sys; sys.stdout.buffer.write(pickle.dumps(holdfast.share(['a'])))"
+    program = "import outlive, pickle, sys; sys.stdout.buffer.write(pickle.dumps(outlive.share(['a'])))"
     pickled = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=True).stdout
 
     with pytest.raises(pickle.UnpicklingError, match=r"the process that pickled it is gone.*list\(shared\)"):
@@ -454,7 +454,7 @@ def test_memory_goes_with_the_last_that_looks_at_it():
 
     def maps() -> int:
         with open("/proc/self/maps") as lines:
-            return sum("holdfast-share" in line or f"/hf-{os.getpid()}-" in line for line in lines)
+            return sum("outlive-share" in line or f"/outlive-{os.getpid()}-" in line for line in lines)
 
     before = maps()
     shared = share(["a"] * 100)
@@ -508,5 +508,5 @@ def test_shared_things_inside_many_others_are_refused():
 
 def test_the_public_names_are_there():
     """And `share` is the function, whatever was imported before."""
-    assert holdfast.share is share
-    assert {"share", "shared_parts", "SharedList", "SharedDict", "SharedPart"} <= set(holdfast.__all__)
+    assert outlive.share is share
+    assert {"share", "shared_parts", "SharedList", "SharedDict", "SharedPart"} <= set(outlive.__all__)

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Dataset
 
 import specimens as s
-from holdfast import FaultPolicy
+from outlive import FaultPolicy
 from peer import OURS
 from transport import shelf
 from transport.watching import NOTHING, mapped_cells

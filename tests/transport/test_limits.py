@@ -37,7 +37,7 @@ def _little_room() -> None:
 @pytest.mark.usefixtures("_little_room")
 def test_batches_of_a_megabyte_travel_when_dev_shm_has_64_kib():
     """Of every type that default_collate stacks."""
-    done = run_program("little_room.py", "holdfast", before=LITTLE_ROOM)
+    done = run_program("little_room.py", "outlive", before=LITTLE_ROOM)
 
     assert (done.returncode, done.stdout) == (0, "12 batches\n"), done.stderr
 
@@ -81,7 +81,7 @@ class Reporting:
         return batch, _shared_memory_of_this() - before, {os.getpid(), os.getppid()}
 
 
-NAMES = [("torch_", "_"), ("hf-", "-")]  # around the pid of whoever makes one in /dev/shm: torch, and we
+NAMES = [("torch_", "_"), ("outlive-", "-")]  # around the pid of whoever makes one in /dev/shm: torch, and we
 
 SAMPLES = {
     "a tensor": torch.ones(30_000),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast import FaultPolicy
+from outlive import FaultPolicy
 from peer import OURS
 from transport import shelf
 from transport.watching import NOTHING, mapped_cells, wait_until

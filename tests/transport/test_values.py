@@ -84,7 +84,7 @@ def _first_element(thing: Any) -> torch.Tensor:
     return thing.reshape(-1)[:1]
 
 
-@pytest.mark.parametrize("kind", [OURS, TORCH], ids=["holdfast", "torch"])
+@pytest.mark.parametrize("kind", [OURS, TORCH], ids=["outlive", "torch"])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("how", SHARED)
 def test_tensors_that_share_memory_go_on_sharing_it(how, size, kind):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAMS = Path(__file__).with_name("programs")
-CELL_BY_NAME = re.compile(r"/dev/shm/hf-\d+-\d+c")  # under HOLDFAST_SYSTEM=portable
+CELL_BY_NAME = re.compile(r"/dev/shm/outlive-\d+-\d+c")  # under OUTLIVE_SYSTEM=portable
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ NOTHING = Mapped(frozenset(), 0)
 def mapped_cells(pid: int | str = "self") -> Mapped:
     inodes, size = set(), 0
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-        if "memfd:holdfast-cell" in line or CELL_BY_NAME.search(line):
+        if "memfd:outlive-cell" in line or CELL_BY_NAME.search(line):
             addresses, _, _, _, inode, *_ = line.split()
             begin, end = (int(address, 16) for address in addresses.split("-"))
             inodes.add(int(inode))

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 
-OURS = ("HOLDFAST_RUN", "PYTHONPATH")
+OURS = ("OUTLIVE_RUN", "PYTHONPATH")
 
 
 def view():

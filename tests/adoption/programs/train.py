@@ -1,8 +1,8 @@
-"""A training program that knows nothing of holdfast: sums up what its loader gives.
+"""A training program that knows nothing of outlive: sums up what its loader gives.
 
 Reads   its arguments: how workers are started, and whether another Python does the same before.
 Writes  the sum, and what is in the way of a sample.
-Never   holdfast.
+Never   outlive.
 """
 
 import os

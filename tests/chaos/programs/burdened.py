@@ -5,7 +5,7 @@ import os
 import sys
 import time
 
-from holdfast.testing import busy_cpus, full_disk, memory_pressure, serving
+from outlive.testing import busy_cpus, full_disk, memory_pressure, serving
 
 with contextlib.ExitStack() as stack:
     stack.enter_context(memory_pressure("32MiB"))

@@ -2,7 +2,7 @@
 
 Reads   its argument: a folder.
 Writes  a file there; it goes on where that cannot be written.
-Never   holdfast.
+Never   outlive.
 """
 
 import http.server

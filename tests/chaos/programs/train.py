@@ -1,4 +1,4 @@
-"""A program that knows nothing of holdfast: two epochs over a map-style loader, then one over a stream.
+"""A program that knows nothing of outlive: two epochs over a map-style loader, then one over a stream.
 
 Arguments: «map» or «both» (with a loader without workers, too); «fail» to fail by itself; «idle» to load nothing;
 «wait» to wait for a minute.

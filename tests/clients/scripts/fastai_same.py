@@ -1,4 +1,4 @@
-"""Compares what loaders of fastai's give with and without holdfast.
+"""Compares what loaders of fastai's give with and without outlive.
 
 Reads   nothing.
 Writes  «same» for each loader, or fails.
@@ -11,7 +11,7 @@ import torch
 from fastai.data.core import TfmdDL
 from fastai.data.load import DataLoader
 
-import holdfast
+import outlive
 
 
 class Noise(torch.utils.data.Dataset):
@@ -36,7 +36,7 @@ if __name__ == "__main__":
         (TfmdDL, {"shuffle": True}),
     ):
         theirs = epochs(kind, **options)
-        with holdfast.installed("skip") as adoption:
+        with outlive.installed("skip") as adoption:
             ours = epochs(kind, **options)
         assert len(theirs[0]) == (10 if "drop_last" in options else 12)
         assert ours == theirs, (ours, theirs)

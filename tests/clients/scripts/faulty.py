@@ -2,7 +2,7 @@
 
 Reads   nothing.
 Writes  nothing.
-Never   holdfast: these programs know nothing of it.
+Never   outlive: these programs know nothing of it.
 """
 
 import json

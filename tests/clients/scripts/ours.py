@@ -9,9 +9,9 @@ import functools
 import importlib
 import sys
 
-import holdfast
+import outlive
 
-Skipping = functools.partial(holdfast.DataLoader, faults="skip")
+Skipping = functools.partial(outlive.DataLoader, faults="skip")
 
 
 def passed(script):
@@ -19,11 +19,11 @@ def passed(script):
 
 
 def replacing(script):
-    script.main(functools.partial(holdfast.DataLoader, faults="replace"))
+    script.main(functools.partial(outlive.DataLoader, faults="replace"))
 
 
 def installed(script):
-    with holdfast.installed("skip") as adoption:
+    with outlive.installed("skip") as adoption:
         script.main()
     assert adoption.incidents
 
@@ -42,14 +42,14 @@ def transformers(script):
 def monai(script):
     from monai.data.utils import list_data_collate, worker_init_fn
 
-    with holdfast.installed("skip"):  # ThreadDataLoader is a class of MONAI's
+    with outlive.installed("skip"):  # ThreadDataLoader is a class of MONAI's
         script.main(functools.partial(Skipping, collate_fn=list_data_collate, worker_init_fn=worker_init_fn))
 
 
 def pyg(script):
     from torch_geometric.data import Batch
 
-    with holdfast.installed("skip"):  # NodeLoader has no room for another class
+    with outlive.installed("skip"):  # NodeLoader has no room for another class
         script.main(functools.partial(Skipping, collate_fn=Batch.from_data_list))
 
 

@@ -26,7 +26,7 @@ def forked() -> str:
 
 
 if __name__ == "__main__":
-    from holdfast.doctor.examination import examine
+    from outlive.doctor.examination import examine
 
     sys.stdin.readline()
     user = os.environ.get("AS_USER")

@@ -36,7 +36,7 @@ def main(method: str, persistent: str) -> None:
     sys.stdin.readline()
     import torch
 
-    from holdfast import DataLoader, IncidentKind
+    from outlive import DataLoader, IncidentKind
 
     torch.manual_seed(3)
     options: Any = {"num_workers": WORKERS, "batch_size": 2, "multiprocessing_context": method, "collate_fn": list}

@@ -76,10 +76,10 @@ class Writing:
 
 
 def main(disk: str, method: str) -> None:
-    import holdfast
+    import outlive
 
-    policy = holdfast.FaultPolicy("skip", max_bad=None)
-    loader: Any = holdfast.DataLoader(Writing(disk), 2, num_workers=1, multiprocessing_context=method, faults=policy)
+    policy = outlive.FaultPolicy("skip", max_bad=None)
+    loader: Any = outlive.DataLoader(Writing(disk), 2, num_workers=1, multiprocessing_context=method, faults=policy)
     delivered = [int(index) for batch in loader for index in batch]
     told = {
         index: (incident.verdict.name.value, incident.verdict.cause, *incident.verdict.remedies)

@@ -78,8 +78,8 @@ class Hungry:
 
 def main(what: str, method: str, log: str) -> None:
     sys.stdin.readline()
-    from holdfast import DataLoader, FaultPolicy
-    from holdfast._forensics import surroundings
+    from outlive import DataLoader, FaultPolicy
+    from outlive._forensics import surroundings
 
     if log == "without":
         surroundings._FIRST_PID_NAMESPACE = "not this one"

@@ -2,7 +2,7 @@
 
 import sys
 
-import holdfast
+import outlive
 
 
 class Numbers:
@@ -13,7 +13,7 @@ class Numbers:
         return index
 
 
-loader: "holdfast.DataLoader[int]" = holdfast.DataLoader(
+loader: "outlive.DataLoader[int]" = outlive.DataLoader(
     Numbers(),
     num_workers=1,
     multiprocessing_context=sys.argv[1],  # type: ignore[arg-type]
@@ -21,7 +21,7 @@ loader: "holdfast.DataLoader[int]" = holdfast.DataLoader(
 try:
     for _batch in loader:
         pass
-except holdfast.WorkerStartError as error:
+except outlive.WorkerStartError as error:
     print(error.incident.verdict.name)
     print(error)
     print(len(loader.incidents), {incident.verdict.name.value for incident in loader.incidents})

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-import holdfast
+import outlive
 
 WHAT = {
     "line": b"a line of sample %d\n",
@@ -38,8 +38,8 @@ class Speaking(Dataset[int]):
 
 
 def main(method: str, what: str) -> None:
-    policy = holdfast.FaultPolicy(on_error="skip", retries=0, max_bad=None)
-    loader: Any = holdfast.DataLoader(Speaking(what), num_workers=1, multiprocessing_context=method, faults=policy)
+    policy = outlive.FaultPolicy(on_error="skip", retries=0, max_bad=None)
+    loader: Any = outlive.DataLoader(Speaking(what), num_workers=1, multiprocessing_context=method, faults=policy)
     print("ready", flush=True)
     sys.stdin.readline()
     delivered = [int(batch) for batch in loader]

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 
-import holdfast
+import outlive
 
 
 @dataclass
@@ -22,5 +22,5 @@ if __name__ == "__main__":
     def start(rank, settings):
         work(rank, settings, lambda value: factor * value)
 
-    holdfast.spawn(work, (Settings(), lambda value: factor * value), start_method=sys.argv[1])
-    holdfast.spawn(start, (Settings(),), start_method=sys.argv[1])
+    outlive.spawn(work, (Settings(), lambda value: factor * value), start_method=sys.argv[1])
+    outlive.spawn(start, (Settings(),), start_method=sys.argv[1])

@@ -2,7 +2,7 @@
 
 import time
 
-import holdfast
+import outlive
 
 
 def work(rank):
@@ -13,4 +13,4 @@ if __name__ != "__main__":
     time.sleep(600)  # until it is interrupted or killed
 
 if __name__ == "__main__":
-    holdfast.spawn(work, timeout=1)
+    outlive.spawn(work, timeout=1)

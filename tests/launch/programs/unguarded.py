@@ -2,11 +2,11 @@
 
 import sys
 
-import holdfast
+import outlive
 
 
 def work(rank):
     print("working")
 
 
-holdfast.spawn(work, nprocs=2, start_method=sys.argv[1])
+outlive.spawn(work, nprocs=2, start_method=sys.argv[1])

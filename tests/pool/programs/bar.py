@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-from holdfast import Pool
+from outlive import Pool
 
 
 def work(number: int) -> int:

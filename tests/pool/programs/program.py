@@ -3,7 +3,7 @@
 import os
 import sys
 
-from holdfast import Pool
+from outlive import Pool
 
 OFFSET = 7
 METHOD = os.environ["METHOD"]

@@ -2,7 +2,7 @@
 
 import os
 
-from holdfast import Pool
+from outlive import Pool
 
 pool = Pool(2, os.environ["METHOD"])
 print(pool.submit(abs, -4).result())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from holdfast import DataLoader, share
+from outlive import DataLoader, share
 from share.datasets import Texts, texts
 
 if __name__ == "__main__":

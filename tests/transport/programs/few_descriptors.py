@@ -4,14 +4,14 @@ import resource
 
 import torch
 
-import holdfast
+import outlive
 from transport import shelf
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     for floats in (10, 100, 1000):
         samples = [[torch.full((floats,), float(i)) for i in range(1000)] for _ in range(4)]
-        loader = holdfast.DataLoader(shelf.Stock(*samples), batch_size=None, collate_fn=shelf.as_is, num_workers=2)
+        loader = outlive.DataLoader(shelf.Stock(*samples), batch_size=None, collate_fn=shelf.as_is, num_workers=2)
         kept = list(loader)
         assert all(bool((batch[i] == i).all()) for batch in kept for i in range(1000))
     print(f"{len(kept)} batches")

@@ -1,14 +1,14 @@
-"""Loads batches of a megabyte in several ways, with the loader that is named: `stock` or `holdfast`; or `pool`."""
+"""Loads batches of a megabyte in several ways, with the loader that is named: `stock` or `outlive`; or `pool`."""
 
 import sys
 
 import numpy as np
 import torch
 
-import holdfast
+import outlive
 from transport import shelf
 
-KINDS = {"stock": torch.utils.data.DataLoader, "holdfast": holdfast.DataLoader}
+KINDS = {"stock": torch.utils.data.DataLoader, "outlive": outlive.DataLoader}
 
 
 def megabyte(number: int) -> np.ndarray:
@@ -17,9 +17,9 @@ def megabyte(number: int) -> np.ndarray:
 
 def use_pool() -> None:
     """Results that are all kept, and an argument that all share."""
-    common = holdfast.share(megabyte(1))
+    common = outlive.share(megabyte(1))
     for method in ("fork", "spawn"):
-        with holdfast.Pool(2, method) as pool:
+        with outlive.Pool(2, method) as pool:
             kept = list(pool.map(megabyte, range(12)))
             sums = list(pool.map(np.sum, [common, megabyte(2)]))
         assert [int(each[0]) for each in kept] == list(range(12))

@@ -1,1 +1,0 @@
-"""Data moved once into shared memory and read from there by every worker. Private: `holdfast.share` is the function."""

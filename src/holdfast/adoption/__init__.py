@@ -1,1 +1,0 @@
-"""Supervises the loaders of programs that know nothing of holdfast: `holdfast run`, `install`, `installed`."""

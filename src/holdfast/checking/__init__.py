@@ -1,1 +1,0 @@
-"""Every sample of a dataset fetched once, before a long run does it: `holdfast check`."""

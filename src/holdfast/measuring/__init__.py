@@ -1,1 +1,0 @@
-"""How fast a loader is, with how many workers, and where the time goes: `holdfast bench`."""

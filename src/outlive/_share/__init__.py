@@ -1,0 +1,1 @@
+"""Data moved once into shared memory and read from there by every worker. Private: `outlive.share` is the function."""

@@ -1,0 +1,285 @@
+"""Cells: shared memory that holds batches, used again and again.
+
+Reads   nothing.
+Writes  (worker) batches into cells; (trainer) nothing.
+Never   a descriptor longer than its journey, a cell that somebody still looks at.
+
+    worker makes a cell ─ descriptor with the batch ─► trainer maps it, and owns it
+    worker writes again ◄─ number with the next task ─ last view of it is gone (lease ended)
+
+A cell never changes its size: a batch that does not fit takes a larger one, the smaller is dropped. A
+worker's death drops its cells with it; those that a consumer still looks at live until it does not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outlive._system import memory
+from outlive._system.channel import INLINE_LIMIT
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+ALIGNMENT = 64
+_GRAIN = 1 << 16
+_IDLE_TAKES = 64  # making one again costs a page fault per page
+# Up to this size a batch goes inside its message: copying it twice costs less than a lease.
+INLINE_ROOM = INLINE_LIMIT - (1 << 13)
+
+Address = int
+
+
+class WorkerCell:
+    def __init__(self, number: int, size: int) -> None:
+        self.number = number
+        self.size = size
+        self.handle = memory.create(size, "outlive-cell")
+        self.map = memory.attach(self.handle, size)
+        self.array = np.frombuffer(memoryview(self.map), np.uint8)
+        self.address: Address = self.array.ctypes.data
+
+
+class Arena:
+    """Where a worker writes one batch: inside the message while it is small, else in cells."""
+
+    def __init__(self) -> None:
+        self._new_scratch()
+        self._scratch_used = 0
+        self._cells: dict[int, WorkerCell] = {}
+        self._free: list[WorkerCell] = []
+        self._count = 0
+        self._idle = 0  # how many batches in a row found more cells than they took
+        self._hint = 0  # what the last large batches needed
+        self._current: WorkerCell | None = None
+        self._current_used = 0
+        self._large_used = 0
+        self.news: Callable[[], list[int]] = list  # asked for cells that came back, before another is made
+        self.used: list[WorkerCell] = []
+        self.made: list[WorkerCell] = []
+        self.dropped: list[int] = []
+
+    def begin(self) -> None:
+        """Start a batch; cells of an unfinished one are free again.
+
+        Memory of an earlier batch that somebody in this process still looks at (a dataset that keeps what it
+        collated) is left to him and not used again.
+        """
+        if self._scratch_used and _is_looked_at(self._scratch):
+            self._new_scratch()
+        self._free.extend(self.used)
+        self.used.clear()
+        self._scratch_used = 0
+        self._current = None
+        self._current_used = 0
+        self._large_used = 0
+
+    def _new_scratch(self) -> None:
+        self._scratch_map = mmap.mmap(-1, INLINE_LIMIT)
+        self._scratch = np.frombuffer(self._scratch_map, np.uint8)
+        self._scratch_address: Address = self._scratch.ctypes.data
+
+    def give_back(self, numbers: list[int]) -> None:
+        """The trainer looks at these cells no longer."""
+        for number in numbers:
+            cell = self._cells.get(abs(number))
+            if cell is None:
+                continue
+            if number > 0:
+                self._free.append(cell)
+            else:  # a fork of the trainer may still look at it
+                self._drop(cell)
+
+    def forget(self) -> None:
+        """The epoch is over: keep no cell. What the next batches need is still known."""
+        self.begin()
+        for cell in self.made:
+            memory.discard(cell.handle)
+        self.made.clear()
+        self.dropped.clear()
+        self._free.clear()
+        self._cells.clear()
+
+    def allocate(self, size: int) -> tuple[int, int, Address, npt.NDArray[np.uint8]]:
+        """Room for `size` bytes: cell (-1: inline), offset in it, address, and the cell's bytes."""
+        at = -(-self._scratch_used // ALIGNMENT) * ALIGNMENT
+        if self._current is None and at + size <= INLINE_ROOM:
+            self._scratch_used = at + size
+            return -1, at, self._scratch_address + at, self._scratch
+        cell = self._current
+        at = -(-self._current_used // ALIGNMENT) * ALIGNMENT
+        if cell is None or at + size > cell.size:
+            cell = self._current = self._take(size)
+            self.used.append(cell)
+            at = 0
+        self._current_used = at + size
+        self._large_used += size + ALIGNMENT
+        return cell.number, at, cell.address + at, cell.array
+
+    def find(self, address: Address, size: int) -> tuple[int, int] | None:
+        """Where in this batch's memory an address lies, if it does."""
+        offset = address - self._scratch_address
+        if 0 <= offset and offset + size <= self._scratch_used:
+            return -1, offset
+        for cell in self.used:
+            offset = address - cell.address
+            if 0 <= offset and offset + size <= cell.size:
+                return cell.number, offset
+        return None
+
+    def inline_region(self) -> memoryview:
+        return memoryview(self._scratch_map)[: self._scratch_used]
+
+    def finish(self, sent: set[int]) -> None:
+        """The batch was sent: the cells it travels in are the trainer's until it gives them back."""
+        for cell in self.made:
+            memory.let_go(cell.handle)
+        self.made.clear()
+        self.dropped.clear()
+        self.used = [cell for cell in self.used if cell.number not in sent]
+        if self._large_used:
+            self._hint = max(self._large_used, self._hint * 15 // 16)
+
+    def _take(self, size: int) -> WorkerCell:
+        wanted = max(size + ALIGNMENT, self._hint if not self.used else 2 * self._large_used)
+        if not self._free:
+            self.give_back(self.news())
+        self._free.sort(key=lambda cell: cell.size)
+        keep = []
+        found = None
+        for cell in self._free:
+            if _is_looked_at(cell.array) or not wanted // 2 <= cell.size <= max(4 * wanted, _GRAIN):
+                self._drop(cell)
+            elif found is None and cell.size >= size and cell.size >= wanted * 3 // 4:
+                found = cell
+            else:
+                keep.append(cell)
+        self._free = keep
+        if found is not None:
+            self._idle = self._idle + 1 if keep else 0
+            if self._idle >= _IDLE_TAKES:  # so many batches did without it
+                self._idle = 0
+                self._drop(keep.pop())
+            return found
+        self._idle = 0
+        if self._free:
+            # One goes for one that comes: sizes that grow little by little would pile them up.
+            self._drop(self._free.pop(0))
+        self._count += 1
+        cell = WorkerCell(self._count, -(-wanted // _GRAIN) * _GRAIN)
+        self._cells[cell.number] = cell
+        self.made.append(cell)
+        return cell
+
+    def _drop(self, cell: WorkerCell) -> None:
+        del self._cells[cell.number]
+        if cell in self.made:
+            self.made.remove(cell)
+            memory.discard(cell.handle)
+        else:
+            self.dropped.append(cell.number)
+
+
+def _references(root: npt.NDArray[np.uint8]) -> int:
+    return sys.getrefcount(root)
+
+
+class _Unseen:
+    """An array that nobody looks at: how many references that takes differs between versions of Python."""
+
+    def __init__(self) -> None:
+        self.array = np.empty(1, np.uint8)
+
+
+_unseen = _Unseen()
+_ALONE = _references(_unseen.array)
+
+
+def _is_looked_at(root: npt.NDArray[np.uint8]) -> bool:
+    """Whether views of an array are alive: each holds a reference to it."""
+    return sys.getrefcount(root) > _ALONE  # counted one call deep, as `_references` does
+
+
+# How often this process was forked.
+_forks = [0]
+
+
+def _count_fork() -> None:
+    _forks[0] += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_parent=_count_fork)
+
+
+class CellTable:
+    """The trainer's side: the cells of one worker, mapped, and who looks at them."""
+
+    def __init__(self, tally: dict[int, int] | None = None) -> None:
+        self._maps: dict[int, ctypes.Array[ctypes.c_ubyte]] = {}
+        self._tally = {} if tally is None else tally  # sizes of all cells that are mapped, this worker's and others'
+        self._leases: dict[int, weakref.ref[Any]] = {}
+        # Finalizers run in whatever thread drops the last view; append and popleft are atomic.
+        self._freed: deque[int] = deque()
+
+    def add(self, number: int, size: int, handle: memory.Handle) -> None:
+        cell = self._maps[number] = memory.adopt(handle, size)
+        self._tally[id(cell)] = size
+        weakref.finalize(cell, self._tally.pop, id(cell), None).atexit = False
+
+    def drop(self, number: int) -> None:
+        self._maps.pop(number, None)
+
+    def forget(self) -> bool:
+        """Keep no cell, as the worker will not either; whether there was any. Leases last as long as their views."""
+        some = bool(self._maps)
+        self._maps.clear()
+        return some
+
+    def lease(self, number: int) -> npt.NDArray[np.uint8]:
+        """The bytes of a cell; when the last view of this array is gone, the cell is free.
+
+        Not where this process was forked meanwhile: the copy may still look at it, and is never heard of again.
+        """
+        root = np.frombuffer(memoryview(self._maps[number]), np.uint8)
+        leases, freed = self._leases, self._freed
+        forks = _forks[0]
+
+        def end(_: weakref.ref[Any]) -> None:
+            leases.pop(number, None)
+            freed.append(number if forks == _forks[0] else -number)
+
+        leases[number] = weakref.ref(root, end)
+        return root
+
+    def release(self, number: int) -> None:
+        """A cell that nobody ever looked at."""
+        self._freed.append(number)
+
+    @property
+    def has_freed(self) -> bool:
+        return bool(self._freed)
+
+    def take_freed(self) -> list[int]:
+        """Cells that nobody looks at any more; below zero those that the worker is not to use again."""
+        freed = self._freed
+        numbers = []
+        while freed:
+            number = freed.popleft()
+            if number < 0:
+                self.drop(-number)
+            numbers.append(number)
+        return numbers
+
+    @property
+    def bytes_held(self) -> int:
+        return sum(len(cell) for cell in self._maps.values())

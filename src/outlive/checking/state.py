@@ -1,0 +1,128 @@
+"""How far a check is, on disk: a check that is killed goes on from there.
+
+Reads   the file.
+Writes  the file, whole or not at all.
+Never   goes on with another dataset's, or with another choice of samples.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import pickle
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from outlive._forensics import journal
+from outlive.checking.plan import Choice, Done, choice_of
+from outlive.checking.spread import Spread
+from outlive.errors import PositionError
+from outlive.loader import fingerprint
+from outlive.loader.fingerprint import Fingerprint
+from outlive.loader.quarantine_file import BadSample, replace_file
+
+_FORMAT = "outlive check 1"
+_EVERY_S = 2.0
+_COST = 20  # times what writing costs passes before the next
+
+
+class Progress:
+    """What is known so far."""
+
+    def __init__(self) -> None:
+        self.done = Done()  # of a plan
+        self.checked = 0  # samples that were fetched well
+        self.bad: dict[Any, BadSample] = {}
+        self.shaky: dict[Any, BadSample] = {}
+        self.unreached: list[str] = []
+        self.nanoseconds = Spread()
+        self.bytes = Spread()
+        self.seconds = 0.0  # that earlier runs of this check took
+        self.position: dict[str, Any] | None = None  # of a stream's loader
+
+
+class StateFile:
+    def __init__(self, path: Path, fingerprint: Fingerprint, choice: Choice) -> None:
+        self.path = path
+        self._heading = {"format": _FORMAT, "fingerprint": asdict(fingerprint), "choice": asdict(choice)}
+        self._fingerprint = fingerprint
+        self._due = time.monotonic() + _EVERY_S
+
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() >= self._due
+
+    def write(self, progress: Progress) -> None:
+        begun = time.monotonic()
+        told: dict[str, Any] = {
+            **self._heading,
+            "done": progress.done.intervals,
+            "checked": progress.checked,
+            "bad": [asdict(sample) for sample in progress.bad.values()],
+            "shaky": [asdict(sample) for sample in progress.shaky.values()],
+            "unreached": progress.unreached,
+            "nanoseconds": progress.nanoseconds.to_dict(),
+            "bytes": progress.bytes.to_dict(),
+            "seconds": progress.seconds,
+            "position": None,
+        }
+        if progress.position is not None:
+            told["position"] = base64.b64encode(pickle.dumps(progress.position, 5)).decode()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(self.path, json.dumps(told))
+        now = time.monotonic()
+        self._due = now + max(_EVERY_S, _COST * (now - begun))
+
+    def read(self) -> Progress | None:
+        """How far it was; None: there is nothing to go on from."""
+        anew = "begin anew without resume"
+        try:
+            told = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise PositionError(f"{self.path} is no state of a check ({error}); {anew}") from None
+        if not isinstance(told, dict) or told.get("format") != _FORMAT:
+            raise PositionError(f"{self.path} is no state of a check by this version of outlive; {anew}")
+        if told["choice"] != self._heading["choice"]:
+            before = Choice(**told["choice"]).words or "all samples"
+            raise PositionError(f"{self.path} is of a check of {before}; go on with the same choice, or {anew}")
+        grave, slight = self._fingerprint.differences(Fingerprint(**told["fingerprint"]))
+        if grave or slight:
+            raise PositionError(f"the dataset has changed since {self.path}: {'; '.join(grave + slight)}; {anew}")
+        progress = Progress()
+        progress.done = Done(told["done"])
+        progress.checked = told["checked"]
+        for kept, name in ((progress.bad, "bad"), (progress.shaky, "shaky")):
+            for sample in msgspec.convert(told[name], list[BadSample]):
+                kept[sample.key] = sample
+        progress.unreached = list(told["unreached"])
+        progress.nanoseconds = Spread.from_dict(told["nanoseconds"])
+        progress.bytes = Spread.from_dict(told["bytes"])
+        progress.seconds = told["seconds"]
+        if told["position"] is not None:
+            progress.position = pickle.loads(base64.b64decode(told["position"]))
+        return progress
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):  # it lies in a folder of ours, or will be written over
+            if self.path.is_file():  # not /dev/null
+                self.path.unlink()
+
+
+def path_for(dataset: Any, sample: Any, shard: Any, seed: int) -> Path:
+    """The same, before anything is checked."""
+    return default_path(fingerprint.of(dataset), choice_of(sample, shard, seed))
+
+
+def default_path(what: Fingerprint, choice: Choice) -> Path:
+    """Where a check keeps its state if nobody says where: the same for the same dataset and choice."""
+    told = f"{what.digest}-{choice.shard + 1}of{choice.shards}"
+    if choice.share is not None or choice.number is not None:
+        told += f"-{choice.share or choice.number:g}-{choice.seed}"
+    return journal.home() / "checks" / f"{told}.json"

@@ -1,0 +1,137 @@
+"""What the trainer holds of each worker: its end of things, what arrived from it, what outlives it.
+
+Reads   nothing by itself; the engine does.
+Writes  nothing.
+Never   a process: handles and memories only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from outlive._capture.blackbox import COPIES, BlackBox
+from outlive._system.channel import Channel, Frame
+from outlive._transport import packing, wire
+from outlive._transport.cells import CellTable
+from outlive.evidence import NO_EVIDENCE, Evidence
+from outlive.incident import Failure
+
+
+class Result:
+    """A batch that has arrived: opened when its turn comes."""
+
+    __slots__ = ("_body", "_parcel", "_roots", "_table")
+
+    def __init__(self, frame: Frame, table: CellTable) -> None:
+        self._body = bytearray(frame.body) if isinstance(frame.body, memoryview) else frame.body
+        self._table = table
+        self._roots: dict[int, Any] = {}  # leases: an interrupted opening must not give the cells back
+        self._parcel = packing.adopt(self._body, frame.extra, frame.handles, table)
+
+    @property
+    def side(self) -> wire.Side:
+        return self._parcel.side
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes of memory, about."""
+        return len(self._body) + sum(place[2] for place in (*self._parcel.buffers, *self._parcel.places))
+
+    def open(self) -> Any:
+        return packing.unpack(self._parcel, self._body, self._table, self._roots)
+
+    def discard(self) -> None:
+        packing.discard(self._parcel, self._table, self._roots)
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Where a slot stands after one of its batches: enough for another worker, of another job even, to go on there."""
+
+    random_at_start: bytes | None = None
+    random_now: bytes | None = None
+    place: bytes | None = None
+    dataset: bytes | None = None
+    steps: tuple[tuple[int, frozenset[int]], ...] = ()
+    iterations: int = 0
+
+
+@dataclass
+class Memory:
+    """What outlives a slot's worker: enough for the next one to go on where it was."""
+
+    last_seq: int | None = None
+    place: bytes | None = None
+    random_at_start: bytes | None = None
+    random_now: bytes | None = None
+    dataset: bytes | None = None
+    steps: tuple[tuple[int, frozenset[int]], ...] = ()
+    iterations: int = 0  # epochs that began since `dataset` was kept
+    begun: Stand = Stand()  # where it stood when this epoch began here
+    places: dict[int, bytes] = field(default_factory=dict)  # by batch, of the last that arrived
+    random_states: dict[int, bytes] = field(default_factory=dict)  # by batch, where no living worker's box has them
+    waiting: int = 2  # so many batches may have arrived and not have had their turn
+
+    def arrived(self, seq: int, place: bytes | None) -> None:
+        """A batch has arrived: this is where its slot stands now."""
+        self.last_seq = seq
+        if place is not None:
+            self.place, self.steps = place, ()
+            self.places[seq] = place
+            if len(self.places) > self.waiting:
+                del self.places[next(iter(self.places))]
+
+    def keep_random(self, states: Mapping[int, bytes]) -> None:
+        self.random_states.update(states)
+        for batch in sorted(self.random_states)[: -self.waiting - COPIES]:
+            del self.random_states[batch]
+
+    def set_out(self, stand: Stand) -> None:
+        """Begin where another life of this slot stood."""
+        self.begun = stand
+        self.random_at_start, self.random_now, self.place = stand.random_at_start, stand.random_now, stand.place
+        self.dataset, self.steps, self.iterations = stand.dataset, stand.steps, stand.iterations
+
+    def begin_epoch(self) -> None:
+        if self.random_now is not None:
+            self.random_at_start = self.random_now
+        # Not yet: iter(dataset) may draw before the first batch of this epoch arrives.
+        self.random_now = self.place = self.last_seq = None
+        self.steps = ()
+        self.iterations += 1
+        self.places.clear()
+        self.random_states.clear()
+        self.begun = Stand()
+
+    def stand_after(self, batch: int, newest: tuple[int, bytes] | None) -> Stand:
+        """Where the slot stood after this batch, which had its turn. `newest`: the last random state up to it that a
+        living worker's box has."""
+        known = [*self.random_states.items(), *([newest] if newest is not None else [])]
+        random_now = max((pair for pair in known if pair[0] <= batch), default=(0, self.begun.random_now))[1]
+        place = max((pair for pair in self.places.items() if pair[0] <= batch), default=(0, self.begun.place))[1]
+        stepped = batch >= 0 and (self.last_seq is None or self.last_seq <= batch)
+        steps = self.steps if stepped else self.begun.steps if place is self.begun.place else ()
+        return Stand(self.random_at_start, random_now, place, self.dataset, steps, self.iterations)
+
+
+@dataclass
+class Worker:
+    slot: int
+    incarnation: int
+    channel: Channel
+    box: BlackBox
+    stack_fd: int
+    pid: int = -1
+    table: CellTable = field(default_factory=CellTable)
+    status: int | None = None
+    hung: bool = False
+    seconds: float = 0.0
+    hung_up_at: float | None = None
+    asked_to_end: bool = False
+    unprepared: Failure | None = None
+    evidence: Evidence = NO_EVIDENCE  # what its watchman knows, when it has ended
+    lost: bool = False  # its zygote is gone, and its status with it
+    registered: bool = True
+    held: tuple[int, int, int] = (0, -1, -1)  # who has its box and its stacks open, and as which descriptors

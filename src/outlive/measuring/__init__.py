@@ -1,0 +1,1 @@
+"""How fast a loader is, with how many workers, and where the time goes: `outlive bench`."""

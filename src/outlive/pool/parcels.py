@@ -1,0 +1,207 @@
+"""Values on their way between pool and worker: pickled, with their large buffers beside, which nothing copies twice.
+
+Reads   values; bodies of messages.
+Writes  parts of messages.
+Never   lets two values that were given apart share an object on the other side.
+
+    body = size of the head | head | one pickle after the other | buffers, each at a multiple of 64
+
+What is defined in `__main__`, a notebook or a REPL, and lambdas and closures, travel by value (cloudpickle): no worker
+need be able to import them. Everything else travels by name, which is faster.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import pickle
+import struct
+import sys
+from collections import ChainMap
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+
+from outlive._share import buffers, segments
+
+# Shared or not: nobody can tell. A tuple is as plain as what is in it.
+PLAIN = frozenset(
+    {int, float, complex, bool, str, bytes, type(None), np.float64, np.float32, np.int64, np.int32, np.bool_}
+)
+
+_MAIN = b"__main__"
+_FRAME = 1 << 17  # a piece above this is no frame of the pickle but the bytes of one object in it
+_LARGE = 1 << 16
+_ALIGNMENT = 64
+_HEAD = struct.Struct("<q")
+
+
+class Blob(NamedTuple):
+    """A pickle, in pieces that are never joined, and the buffers that belong to it."""
+
+    pieces: list[Any]
+    size: int
+    buffers: list[memoryview]
+
+
+class Apart:
+    """A value among others that has nothing in common with them."""
+
+    __slots__ = ("buffers", "pickled")
+
+    def __init__(self, value: Any) -> None:
+        blob = _blob(value, by_name=True)
+        self.pickled = b"".join(blob.pieces)
+        self.buffers: list[Any] = [pickle.PickleBuffer(buffer) for buffer in blob.buffers]
+
+    def __getstate__(self) -> tuple[bytes, list[Any]]:
+        return self.pickled, self.buffers
+
+    def __setstate__(self, state: tuple[bytes, list[Any]]) -> None:
+        self.pickled, self.buffers = state
+
+    def open(self) -> Any:
+        return pickle.loads(self.pickled, buffers=self.buffers)
+
+
+def are_plain(values: Sequence[Any]) -> bool:
+    kinds = set(map(type, values))
+    if tuple in kinds:
+        kinds.remove(tuple)
+        kinds.update(*(map(type, value) for value in values if type(value) is tuple))
+    return kinds <= PLAIN
+
+
+def dumps(value: Any) -> bytes:
+    """Everything in one, to a worker."""
+    return b"".join(_pickled(value, by_name=False, beside=None))
+
+
+def blob_of(value: Any, *, plain: bool = False) -> Blob:
+    """To a worker. `plain`: it is made of nothing but plain values."""
+    if plain:
+        pickled = pickle.dumps(value, 5)
+        return Blob([pickled], len(pickled), [])
+    return _blob(value, by_name=False)
+
+
+def _blob(value: Any, *, by_name: bool) -> Blob:
+    apart: list[memoryview] = []
+
+    def beside(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.readonly and raw.nbytes < _LARGE:
+            return True  # in the stream
+        apart.append(raw)
+        return False
+
+    pieces = _pickled(value, by_name=by_name, beside=beside, again=apart.clear)
+    return Blob(pieces, sum(map(len, pieces)), apart)
+
+
+def _pickled(value: Any, *, by_name: bool, beside: Any, again: Callable[[], None] = lambda: None) -> list[Any]:
+    """By name where whoever unpickles it can import what it names, else by value.
+
+    `by_name`: to the pool, which has in its `__main__` what is in ours, unless pickle says otherwise. To a worker goes
+    by handle what lies in shared memory; what comes from one is the pool's own.
+    """
+    reducers = _reducers(to_worker=not by_name)
+    try:
+        pieces = _dump(value, _by_name, beside, reducers)
+        if by_name or not any(_MAIN in piece for piece in pieces if len(piece) <= _FRAME):
+            return pieces
+    except Exception:  # a lambda, something defined inside of a function: cloudpickle may know how
+        pass
+    again()
+    return _dump(value, _ByValue, beside, reducers)
+
+
+def _dump(value: Any, kind: Any, beside: Any, reducers: dict[type, Any]) -> list[Any]:
+    pieces = _Pieces()
+    kind(pieces, beside, reducers).dump(value)
+    # What is large and read-only comes as the buffer that it was.
+    return [piece.raw() if type(piece) is pickle.PickleBuffer else piece for piece in pieces]
+
+
+def _by_name(file: Any, beside: Any, reducers: dict[type, Any]) -> pickle.Pickler:
+    pickler = pickle.Pickler(file, 5, buffer_callback=beside)
+    if reducers:
+        pickler.dispatch_table = {**copyreg.dispatch_table, **reducers}
+    return pickler
+
+
+class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, file: Any, beside: Any, reducers: dict[type, Any]) -> None:
+        self._reducers = reducers  # first: the table is looked up once, in what follows
+        super().__init__(file, 5, buffer_callback=beside)
+
+    @property
+    def dispatch_table(self) -> Any:
+        return ChainMap(self._reducers, cloudpickle.Pickler.dispatch_table)
+
+
+class _Pieces(list[Any]):
+    """A file to a pickler."""
+
+    write = list.append
+
+
+def _reducers(*, to_worker: bool) -> dict[type, Any]:
+    found: dict[type, Any] = {}
+    if "torch" in sys.modules:
+        from outlive.pool.tensors import reduce_tensor
+
+        found[sys.modules["torch"].Tensor] = reduce_tensor
+    if to_worker and segments.any_here():
+        for kind, place in buffers.places().items():
+            found[kind] = _placed(place, found.get(kind, lambda obj: obj.__reduce_ex__(5)))
+    return found
+
+
+def _placed(place: Callable[[Any], Any], otherwise: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda obj: place(obj) or otherwise(obj)
+
+
+# ---------------------------------------------------------------- messages
+
+
+def message(head: Any, blobs: Sequence[Blob]) -> list[Any]:
+    """The parts of a body."""
+    table = [(blob.size, tuple((b.nbytes, b.readonly) for b in blob.buffers)) for blob in blobs]
+    first = pickle.dumps((head, table), 5)
+    parts: list[Any] = [_HEAD.pack(len(first)), first]
+    at = _HEAD.size + len(first)
+    for blob in blobs:
+        parts += blob.pieces
+        at += blob.size
+    for blob in blobs:
+        for buffer in blob.buffers:
+            parts += (bytes(-at % _ALIGNMENT), buffer.cast("B") if buffer.format != "B" else buffer)
+            at += -at % _ALIGNMENT + buffer.nbytes
+    return parts
+
+
+class Message:
+    """A body that has come: its pickles are loaded one by one."""
+
+    __slots__ = ("_blobs", "_body", "head")
+
+    def __init__(self, body: memoryview) -> None:
+        self._body = body
+        at = _HEAD.size + _HEAD.unpack_from(body)[0]
+        self.head, table = pickle.loads(body[_HEAD.size : at])
+        self._blobs: list[tuple[int, int, list[memoryview]]] = []
+        for size, _ in table:
+            self._blobs.append((at, size, []))
+            at += size
+        for (_, sizes), (_, _, apart) in zip(table, self._blobs):
+            for size, readonly in sizes:
+                at += -at % _ALIGNMENT
+                buffer = body[at : at + size]
+                apart.append(buffer.toreadonly() if readonly else buffer)
+                at += size
+
+    def load(self, number: int) -> Any:
+        at, size, apart = self._blobs[number]
+        return pickle.loads(self._body[at : at + size], buffers=apart)

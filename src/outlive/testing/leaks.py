@@ -1,0 +1,233 @@
+"""Finds what a test left behind: processes, threads, descriptors, shared memory.
+
+Reads   /proc, /dev/shm and the interpreter's threads, of this process and its descendants.
+Writes  nothing; on request reaps zombies, and kills what leaked once it is reported.
+Never   judges what was there before the test, or what another pytest-xdist worker made.
+
+A snapshot is taken before the test. After it, `wait_for_leaks` looks again until nothing is new or the deadline has
+passed: a process that is on its way out is no leak.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import re
+import sys
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+POLL_S = 0.02
+DEADLINE_S = 3.0
+
+_WATCHED_DESCRIPTOR = re.compile(r"/memfd:|socket:|pipe:|pidfd:|anon_inode:\[(pidfd|eventfd|eventpoll)\]")
+_SHM = Path("/dev/shm")
+_MADE_BY = re.compile(r"outlive-(\d+)-")  # how outlive names memory where it needs names
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    number: int
+    target: str
+    inode: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What this process owns at one moment, less what belongs to the standard library."""
+
+    processes: frozenset[psutil.Process]
+    threads: frozenset[threading.Thread]
+    descriptors: frozenset[Descriptor]
+    shm_entries: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Leaks:
+    """What is in one snapshot and was not in an earlier one."""
+
+    processes: list[psutil.Process]
+    threads: list[threading.Thread]
+    descriptors: list[Descriptor]
+    shm_entries: list[str]
+
+    def __bool__(self) -> bool:
+        return bool(self.processes or self.threads or self.descriptors or self.shm_entries)
+
+    def describe(self) -> str:
+        lines = [f"process     {_describe_process(process)}" for process in self.processes]
+        lines += [f"thread      {thread.name!r}{' (daemon)' if thread.daemon else ''}" for thread in self.threads]
+        lines += [f"descriptor  {item.number} → {item.target}" for item in self.descriptors]
+        lines += [f"shm         {_SHM / name}" for name in self.shm_entries]
+        return "\n".join(lines)
+
+    def kill_processes(self) -> None:
+        """One leak fails one test: left alive, it would slow or break the tests that follow."""
+        for process in self.processes:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                pass  # It left by itself after it was reported.
+        psutil.wait_procs(self.processes, timeout=DEADLINE_S)
+
+
+def adopt_orphans() -> None:
+    """Make orphaned descendants children of this process, so that a worker that outlives its parent is seen.
+
+    Without this they go to init, where nothing tells them from another xdist worker's or a stranger's.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap_zombies() -> None:
+    """Clear dead orphans away between tests; by then nobody asks for the exit status of a test's own child either."""
+    for process in psutil.Process().children():
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(process.pid, os.WNOHANG)
+        except (psutil.NoSuchProcess, ChildProcessError):
+            pass  # Whoever started it was faster.
+
+
+def take_snapshot() -> Snapshot:
+    return Snapshot(
+        processes=frozenset(_living_descendants()),
+        threads=frozenset(threading.enumerate()),
+        descriptors=frozenset(_open_descriptors()),
+        shm_entries=frozenset(_own_shm_entries()),
+    )
+
+
+def wait_for_leaks(before: Snapshot, deadline_s: float = DEADLINE_S) -> Leaks:
+    """Answer what is new since `before` and stays; empty as soon as nothing is."""
+    leaks = _new_since(before)
+    if leaks:
+        # Only now: a full collection takes longer than all the rest, and most tests leave no cycles that own anything.
+        gc.collect()
+        give_up_at = time.monotonic() + deadline_s
+        stayed = set(leaks.shm_entries)
+        while (leaks := _staying(_new_since(before), stayed)) and time.monotonic() < give_up_at:
+            time.sleep(POLL_S)
+    return leaks
+
+
+def complaint(before: Snapshot, deadline_s: float | None = None) -> str:
+    """What is new since `before` and stays, in words; empty: nothing. The processes among it are killed."""
+    deadline_s = DEADLINE_S if deadline_s is None else deadline_s
+    leaks = wait_for_leaks(before, deadline_s)
+    if not leaks:
+        return ""
+    report = leaks.describe()
+    leaks.kill_processes()
+    return f"left behind {deadline_s:g} s after the test:\n{report}\nClose it in the test"
+
+
+def _staying(leaks: Leaks, stayed: set[str]) -> Leaks:
+    """Without names in /dev/shm that come and go: others on this machine make and unlink them all the time."""
+    stayed.intersection_update(leaks.shm_entries)
+    return replace(leaks, shm_entries=sorted(stayed))
+
+
+def _new_since(before: Snapshot) -> Leaks:
+    now = take_snapshot()
+    processes = now.processes - before.processes
+    shm_entries = now.shm_entries - before.shm_entries
+    return Leaks(
+        processes=sorted(processes, key=lambda process: process.pid),
+        threads=sorted(now.threads - before.threads, key=lambda thread: thread.name),
+        descriptors=sorted(now.descriptors - before.descriptors, key=lambda item: item.number),
+        shm_entries=sorted(shm_entries - _held_by_strangers(shm_entries)),
+    )
+
+
+def _living_descendants() -> list[psutil.Process]:
+    living = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and not _is_of_standard_library(process):
+                living.append(process)
+        except psutil.NoSuchProcess:
+            pass  # Gone between the listing and the look, which is what we want of it.
+    return living
+
+
+def _is_of_standard_library(process: psutil.Process) -> bool:
+    """Whether this is multiprocessing's resource tracker or fork server, which live as long as the interpreter."""
+    # A fork server's children carry its command line: only its pid tells it from a worker that leaked.
+    if process.pid == _stdlib_field("multiprocessing.forkserver", "_forkserver", "_forkserver_pid"):
+        return True
+    return any("multiprocessing.resource_tracker import main" in argument for argument in process.cmdline())
+
+
+def _open_descriptors() -> list[Descriptor]:
+    if sys.platform != "linux":
+        return []
+    allowed = {
+        _stdlib_field("multiprocessing.resource_tracker", "_resource_tracker", "_fd"),
+        _stdlib_field("multiprocessing.forkserver", "_forkserver", "_forkserver_alive_fd"),
+    }
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if number not in allowed and _WATCHED_DESCRIPTOR.match(target):
+                found.append(Descriptor(number, target, os.fstat(number).st_ino))
+        except OSError:
+            pass  # The descriptor of the listing itself, or one that another thread has just closed.
+    return found
+
+
+def _stdlib_field(module: str, instance: str, field: str) -> int | None:
+    """A private field of a multiprocessing singleton, without importing what the test did not."""
+    return getattr(getattr(sys.modules.get(module), instance, None), field, None)
+
+
+def _own_shm_entries() -> list[str]:
+    found = []
+    for entry in os.scandir(_SHM) if _SHM.is_dir() else ():
+        try:
+            if entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+                found.append(entry.name)
+        except FileNotFoundError:
+            pass  # Unlinked since the listing.
+    return found
+
+
+def _held_by_strangers(names: frozenset[str]) -> set[str]:
+    """Those of the new entries that a process which is not ours has mapped, or is named in: another xdist worker's, in
+    general."""
+    # By inode: a named semaphore is mapped under the temporary name it was made with.
+    inodes: dict[int, str] = {}
+    for name in names:
+        with contextlib.suppress(OSError):
+            inodes[(_SHM / name).stat().st_ino] = name
+    if not inodes:
+        return set()
+    family = {os.getpid(), *(process.pid for process in psutil.Process().children(recursive=True))}
+    strangers = [pid for pid in psutil.pids() if pid not in family]
+    held = {name for name in names if (made := _MADE_BY.match(name)) and int(made[1]) in strangers}
+    for pid in strangers:
+        try:
+            maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+        except OSError:
+            continue  # Gone, or another user's and then not the owner of our entries.
+        mapped = (int(line.split(maxsplit=5)[4]) for line in maps.splitlines() if "/dev/shm/" in line)
+        held |= {inodes[inode] for inode in mapped if inode in inodes}
+    return held
+
+
+def _describe_process(process: psutil.Process) -> str:
+    try:
+        command = " ".join(process.cmdline()) or process.name()
+        return f"{process.pid} (child of {process.ppid()}, {process.status()}): {command[:200]}"
+    except psutil.NoSuchProcess:
+        return f"{process.pid} (left while this was written)"

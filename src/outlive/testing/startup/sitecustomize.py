@@ -1,0 +1,32 @@
+"""What Python imports when it starts under `outlive chaos`: waits for torch, then does what it would have done anyway.
+
+Reads   sys.path.
+Writes  sys.path, from which the folder of this file is taken again; sys.meta_path.
+Never   stands in the way: an interpreter that has no outlive starts as if this file were not there, and the
+        sitecustomize that it would have found without us (that of `outlive run`) is imported after this one.
+"""
+
+import os
+import sys
+
+
+def _begin() -> None:
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
+    try:
+        from outlive.testing import injecting
+    except (ImportError, SyntaxError):
+        pass  # another Python, with packages of its own
+    else:
+        injecting.begin()
+    ours = sys.modules.pop("sitecustomize")
+    try:
+        import sitecustomize  # type: ignore[import-not-found,unused-ignore]  # noqa: F401  # the next one on the path
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+    finally:
+        sys.modules.setdefault("sitecustomize", ours)
+
+
+_begin()
