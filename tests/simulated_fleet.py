@@ -29,7 +29,7 @@ def failure(position: int = -1, decision: Decision | None = None, **more: Any) -
 
 
 @dataclass
-class SimWorker:
+class SimulatedWorker:
     incarnation: int
     ready: bool = False
     asking: bool = False
@@ -47,7 +47,7 @@ class SimWorker:
 
 
 @dataclass
-class World:
+class Scenario:
     """What the simulated samples do: some positions kill, while they are fetched or while they are collated."""
 
     sizes: list[int]
@@ -63,17 +63,17 @@ class World:
         return set(self.fetch_poison | self.collate_poison)
 
 
-class Fleet:
+class SimulatedFleet:
     """An engine in memory that obeys the machine's actions and lets Hypothesis decide what happens when.
 
     Checks with every action that it is lawful.
     """
 
-    def __init__(self, slots: int, policy: FaultPolicy, world: World) -> None:
-        self.machine = Machine(slots, policy, takes_turns=world.stream_batches is None)
+    def __init__(self, slots: int, policy: FaultPolicy, scenario: Scenario) -> None:
+        self.machine = Machine(slots, policy, takes_turns=scenario.stream_batches is None)
         self.policy = policy
-        self.world = world
-        self.workers: list[SimWorker | None] = [None] * slots
+        self.scenario = scenario
+        self.workers: list[SimulatedWorker | None] = [None] * slots
         self.incarnations = [0] * slots
         self.now = 0.0
         self.submitted: list[int] = []
@@ -107,7 +107,7 @@ class Fleet:
         assert self.workers[action.slot] is None, "two living incarnations in one slot"
         assert action.incarnation == self.incarnations[action.slot] + 1
         self.incarnations[action.slot] = action.incarnation
-        self.workers[action.slot] = SimWorker(action.incarnation)
+        self.workers[action.slot] = SimulatedWorker(action.incarnation)
         living = sum(worker is not None for worker in self.workers)
         assert living <= self.machine.crew.capacity, "more workers than may live"
 
@@ -125,7 +125,7 @@ class Fleet:
         assert action.seq in self.submitted
         assert action.seq not in self.outcomes, "a concluded task is sent again"
         assert not worker.dismissed, "a task for one who leaves"
-        if self.world.bound:
+        if self.scenario.bound:
             assert all(earlier.seq < action.seq for earlier in worker.inbox), "a slot's order was not kept"
         assert all(earlier.seq != action.seq for earlier in worker.inbox), "a task was sent twice"
         worker.inbox.append(action)
@@ -136,7 +136,7 @@ class Fleet:
         assert action.seq not in self.outcomes, "a task was concluded twice"
         self.outcomes[action.seq] = action.outcome
         self.ends[action.seq] = action
-        if action.outcome is Outcome.DELIVERED and self.world.bound:
+        if action.outcome is Outcome.DELIVERED and self.scenario.bound:
             self.delivered_by[self.slot_of(action.seq)].append(action.seq)
         if action.outcome is Outcome.ERRORED:
             assert action.incident is not None, "an error without an incident"
@@ -174,7 +174,7 @@ class Fleet:
         assert sum(w is not None and w.probes for w in self.workers) <= 1, "two probes at a time"
 
     def _obey_StepOver(self, action: r.StepOver) -> None:
-        assert self.world.stream_batches is not None, "only streams are stepped over"
+        assert self.scenario.stream_batches is not None, "only streams are stepped over"
         self.taken[action.slot] += 1
 
     def _obey_GiveUp(self, action: r.GiveUp) -> None:
@@ -183,23 +183,23 @@ class Fleet:
     # what happens
 
     def slot_of(self, seq: int) -> int:
-        return seq % len(self.workers) if self.world.bound else -1
+        return seq % len(self.workers) if self.scenario.bound else -1
 
     def submit(self) -> None:
-        if len(self.submitted) < len(self.world.sizes) and not self.machine.given_up:
+        if len(self.submitted) < len(self.scenario.sizes) and not self.machine.given_up:
             seq = len(self.submitted)
             self.submitted.append(seq)
-            skippable = self.world.stream_batches is None
-            self.tell(r.TaskSubmitted(seq, self.slot_of(seq), self.world.sizes[seq], skippable))
+            skippable = self.scenario.stream_batches is None
+            self.tell(r.TaskSubmitted(seq, self.slot_of(seq), self.scenario.sizes[seq], skippable))
 
     def kills(self, seq: int, position: int, plan: Plan, poison: frozenset[tuple[int, int]]) -> bool:
-        return (seq, position) in poison and plan.substitutes.get(position, 0) <= self.world.bad_substitutes
+        return (seq, position) in poison and plan.substitutes.get(position, 0) <= self.scenario.bad_substitutes
 
     def live(self, action: r.SendTask) -> list[int]:
         """The samples that the worker has to do with; in a stream, what replaces one comes behind the others."""
         plan = action.plan
-        stream = self.world.stream_batches is not None
-        end = self.world.sizes[action.seq] + (sum(plan.substitutes.values()) if stream else 0)
+        stream = self.scenario.stream_batches is not None
+        end = self.scenario.sizes[action.seq] + (sum(plan.substitutes.values()) if stream else 0)
         gone = plan.excluded | frozenset(plan.substitutes if stream else ())
         return [p for p in range(end) if p not in gone and (plan.probe is None or p in plan.probe)]
 
@@ -217,7 +217,7 @@ class Fleet:
             return False
         if not worker.ready:
             worker.ready = True
-            self.tell(r.WorkerReady(slot, worker.incarnation, self.world.can_skip))
+            self.tell(r.WorkerReady(slot, worker.incarnation, self.scenario.can_skip))
             return True
         if not worker.inbox or worker.told_end:
             worker.inbox.clear()
@@ -225,16 +225,16 @@ class Fleet:
                 self.die(slot, Stage.LEAVING, recycled="it was asked to leave")
             return worker.dismissed
         action = worker.inbox[0]
-        if self.world.stream_batches is not None and self.taken[slot] >= self.world.stream_batches:
+        if self.scenario.stream_batches is not None and self.taken[slot] >= self.scenario.stream_batches:
             worker.told_end = True
             self.tell(r.TaskFinished(slot, worker.incarnation, action.seq, ended=True))
             return True
         live = self.live(action)
         for position in live:
-            if self.kills(action.seq, position, action.plan, self.world.fetch_poison):
+            if self.kills(action.seq, position, action.plan, self.scenario.fetch_poison):
                 self.die(slot, Stage.FETCHING, action.seq, position)
                 return True
-        if any(self.kills(action.seq, position, action.plan, self.world.collate_poison) for position in live):
+        if any(self.kills(action.seq, position, action.plan, self.scenario.collate_poison) for position in live):
             self.die(slot, Stage.COLLATING, action.seq)
             return True
         worker.inbox.popleft()
@@ -298,7 +298,7 @@ class Fleet:
             self.tell(r.TaskRetried(slot, worker.incarnation, worker.inbox[0].seq, failure(0, decision)))
             return
         action = worker.inbox.popleft()
-        size = self.world.sizes[action.seq]
+        size = self.scenario.sizes[action.seq]
         dealt = (failure(position % size, decision),)
         empty = decision is Decision.SKIP and size == 1
         self.tell(r.TaskFinished(slot, worker.incarnation, action.seq, dealt, empty=empty))
@@ -353,7 +353,7 @@ class Fleet:
     def want(self, workers: int) -> None:
         self.tell(r.SizeWanted(workers))
 
-    def repeat_old_news(self, number: int) -> None:
+    def repeat_stale_events(self, number: int) -> None:
         """Late or doubled news of an incarnation that is gone."""
         old = [event for event in self.history if event.incarnation < self.incarnations[event.slot]]
         if old:
@@ -374,7 +374,7 @@ class Fleet:
                 not any(progress)
                 and not self.questions
                 and not waiting
-                and len(self.submitted) == len(self.world.sizes)
+                and len(self.submitted) == len(self.scenario.sizes)
             ):
                 return
         raise AssertionError("the fleet does not come to rest")
@@ -396,7 +396,7 @@ MOST_SIZE = 6
 
 
 @st.composite
-def worlds(draw: st.DrawFn, *, poison: bool = True, streams: bool = True) -> tuple[int, World]:
+def scenarios(draw: st.DrawFn, *, poison: bool = True, streams: bool = True) -> tuple[int, Scenario]:
     slots = draw(st.integers(1, 3))
     sizes = draw(st.lists(st.integers(1, MOST_SIZE), min_size=1, max_size=8))
     places = [(seq, position) for seq, size in enumerate(sizes) for position in range(size)]
@@ -404,7 +404,7 @@ def worlds(draw: st.DrawFn, *, poison: bool = True, streams: bool = True) -> tup
     fetch = {place for place in sorted(deadly) if draw(st.booleans())}
     stream = draw(st.none() | st.integers(0, 4)) if streams else None
     bound = stream is not None or draw(st.booleans())
-    return slots, World(sizes, frozenset(fetch), frozenset(deadly - fetch), stream_batches=stream, bound=bound)
+    return slots, Scenario(sizes, frozenset(fetch), frozenset(deadly - fetch), stream_batches=stream, bound=bound)
 
 
 STEPS = st.lists(
@@ -414,7 +414,7 @@ STEPS = st.lists(
 DECISIONS = tuple(Decision)
 
 
-def interpret(fleet: Fleet, steps: list[tuple[int, int, int, int]], *, accidents: bool = True) -> None:
+def interpret(fleet: SimulatedFleet, steps: list[tuple[int, int, int, int]], *, accidents: bool = True) -> None:
     """Turn numbers into what happens, always in the same way: small numbers are small accidents."""
     for what, where, position, choice in steps:
         if fleet.machine.given_up:
@@ -426,7 +426,7 @@ def interpret(fleet: Fleet, steps: list[tuple[int, int, int, int]], *, accidents
         elif what <= 6:
             fleet.submit()
         elif what == 7:
-            fleet.repeat_old_news(position * 7 + choice)
+            fleet.repeat_stale_events(position * 7 + choice)
         elif what == 8:
             fleet.suspect(slot)
         elif what == 9:

@@ -52,7 +52,7 @@ def pauses(actions: list[r.Action]) -> list[float]:
     return [a.pause_s for a in actions if isinstance(a, r.AnswerDoubt)]
 
 
-def told(actions: list[r.Action]) -> list[Incident]:
+def reported_incidents(actions: list[r.Action]) -> list[Incident]:
     return [a.incident for a in actions if isinstance(a, r.ReportIncident)]
 
 
@@ -65,7 +65,7 @@ def test_it_opens_at_once_when_a_sample_that_was_good_fails_too():
     assert it.state is State.OPEN
     assert answers(actions) == [(0, PROBE)]
     assert pauses(actions) == [1.0]
-    (incident,) = told(actions)
+    (incident,) = reported_incidents(actions)
     assert incident.kind is IncidentKind.BREAKER
     assert incident.positions == (0, 1)
     assert str(incident) == (
@@ -109,7 +109,7 @@ def test_one_probes_after_the_other_and_pauses_grow():
 
     assert [answers(actions) for actions in turns] == [[(1, PROBE)], [(2, PROBE)]]
     assert [pauses(actions) for actions in turns] == [[2.0], [4.0]]
-    assert [told(actions) for actions in turns] == [[], []]
+    assert [reported_incidents(actions) for actions in turns] == [[], []]
 
 
 def test_every_third_prober_makes_room_for_a_fresh_worker():
@@ -146,7 +146,7 @@ def test_everybody_tries_again_when_a_probe_succeeds():
 
     assert sorted(answers(actions)) == [(0, AGAIN), (1, AGAIN), (2, AGAIN)]
     assert all(a.goods == (7,) for a in actions if isinstance(a, r.AnswerDoubt))
-    (incident,) = told(actions)
+    (incident,) = reported_incidents(actions)
     assert str(incident) == "the source answers again, after 2.5 s and 1 probe: closed the breaker, going on"
     assert (it.state, it.words(3.0)) == (State.CLOSED, "closed")
 
@@ -158,8 +158,8 @@ def test_it_does_not_open_when_the_first_probe_of_a_mere_suspicion_succeeds():
     first = it.doubted(doubt(0, proven=False), 0.0)
     actions = it.probed(probe(0, works=True), 0.1)
 
-    assert (answers(first), pauses(first), told(first)) == ([(0, PROBE)], [0.0], [])
-    assert (answers(actions), told(actions)) == ([(0, AGAIN)], [])
+    assert (answers(first), pauses(first), reported_incidents(first)) == ([(0, PROBE)], [0.0], [])
+    assert (answers(actions), reported_incidents(actions)) == ([(0, AGAIN)], [])
 
 
 def test_samples_are_condemned_when_too_few_fail_alike():
@@ -169,7 +169,7 @@ def test_samples_are_condemned_when_too_few_fail_alike():
 
     actions = it.probed(probe(0, False, "1"), 0.1)
 
-    assert (answers(actions), told(actions)) == ([(0, CONDEMN)], [])
+    assert (answers(actions), reported_incidents(actions)) == ([(0, CONDEMN)], [])
     assert it.state is State.CLOSED
 
 
@@ -182,7 +182,7 @@ def test_it_opens_when_a_suspicion_proves_true(more):
     actions = it.probed(probe(0, False, *map(str, range(1, 1 if more else ALIKE)), **more), 0.1)
 
     assert (answers(actions), pauses(actions)) == ([(0, PROBE)], [2.0])
-    assert len(told(actions)) == 1
+    assert len(reported_incidents(actions)) == 1
     assert it.state is State.OPEN
 
 
@@ -208,7 +208,7 @@ def test_it_can_close_though_all_who_waited_have_died():
     assert answers(it.doubted(doubt(0, proven=False), 2.0)) == [(0, PROBE)]
     assert not it.deserted
     it.exited(0, 3.0)
-    (incident,) = told(it.close(4.0))
+    (incident,) = reported_incidents(it.close(4.0))
 
     assert "answers again, after 4.0 s" in str(incident)
     assert it.state is State.CLOSED
@@ -268,7 +268,7 @@ def test_nobody_waits_for_ever_whatever_happens(steps, patience):
             actions = it.exited(slot, float(now))
         elif what == 4 and it.deserted:
             actions = it.close(float(now))
-        for incident in told(actions):
+        for incident in reported_incidents(actions):
             opened += "is gone" in str(incident)
             closed += "answers again" in str(incident)
         for slot, word in answers(actions):
@@ -380,7 +380,9 @@ def test_the_error_says_what_when_where_and_what_next():
     (given_up,) = [a for a in actions if isinstance(a, r.GiveUp)]
     assert given_up.incident is not None
 
-    error = errors.source_error(given_up.text, given_up.incident, told(actions), delivered=0, patience_s=0.0)
+    error = errors.source_error(
+        given_up.text, given_up.incident, reported_incidents(actions), delivered=0, patience_s=0.0
+    )
 
     assert isinstance(error, TooManyFaultsError)
     assert str(error).startswith(

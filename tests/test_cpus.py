@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from groups import cpu_group
+from control_groups import cpu_group
 from outlive._system import cpus
 from outlive._system.cpus import Cpus, Throttled, throttled_share, usable_cpus
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deadlines import wait_until
 from outlive import trends
 from outlive._capture.blackbox import Reason
 from outlive._worker.creep import Creep, Descriptors, Gauge, Threads
 from outlive.evidence import Creep as Told
 from outlive.evidence import CreepKind
-from transport.watching import wait_until
 
 
 def filling(shards: int) -> Callable[[int], float]:
@@ -75,7 +75,7 @@ def test_any_points_are_judged_without_failing(steps, least):
 # ---------------------------------------------------------------- when a worker tells, and when it leaves
 
 
-class Box:
+class FakeBlackBox:
     """What a worker writes when it leaves."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Box:
         self.retired = (reason, amount, bound)
 
 
-class Scripted(Gauge):
+class ScriptedGauge(Gauge):
     kind, reason = CreepKind.DESCRIPTORS, Reason.DESCRIPTORS
     tells_at, leaves_at = 32, 1024
 
@@ -104,13 +104,13 @@ class Scripted(Gauge):
         return ("9 pipes",)
 
 
-def live(count: Callable[[int], int], limit: int | None, batches: int) -> tuple[int | None, list[Told], Box]:
+def live(count: Callable[[int], int], limit: int | None, batches: int) -> tuple[int | None, list[Told], FakeBlackBox]:
     """After which batch a worker with these counts leaves, and what it tells."""
     told: list[Told] = []
-    box = Box()
+    box = FakeBlackBox()
     at = [0]
     creep = Creep(box, told.append)  # type: ignore[arg-type]
-    creep._gauges = [Scripted((int(count(at[0])) for _ in iter(int, 1)), limit)]
+    creep._gauges = [ScriptedGauge((int(count(at[0])) for _ in iter(int, 1)), limit)]
     for batch in range(1, batches + 1):
         at[0] = batch
         if creep.is_too_much():

@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 
 import outlive
-from epochal import Epochal, EpochalNoise, EpochalStream, Twice
-from specimens import Kills
+from epoch_datasets import EpochAware, EpochAwareStream, NestedDatasets, NoisyEpochAware
+from loader_inputs import Kills
 
 METHODS = ("fork", "spawn", "forkserver")
 
@@ -34,8 +34,8 @@ def samples_of(loader: outlive.DataLoader[Any]) -> list[tuple[int, ...]]:
 def test_workers_that_persist_see_the_epoch_when_the_trainer_sets_it(method, tmp_path):
     """Map-style and iterable; a replacement that comes in the middle of an epoch sees it as well."""
     for dataset in (
-        Epochal(kills=Kills(tmp_path, {(3, 5): {1}})),
-        EpochalStream(kills=Kills(tmp_path, {(3, 6): {1}})),
+        EpochAware(kills=Kills(tmp_path, {(3, 5): {1}})),
+        EpochAwareStream(kills=Kills(tmp_path, {(3, 6): {1}})),
     ):
         loader = loader_of(dataset, multiprocessing_context=method)
         first = samples_of(loader)
@@ -57,11 +57,11 @@ def test_workers_that_persist_see_the_epoch_when_the_trainer_sets_it(method, tmp
 
 def test_datasets_inside_others_see_the_epoch():
     """A part of one, several in one, those in a list, and a transform."""
-    inner = Epochal()
-    many = Twice()
+    inner = EpochAware()
+    many = NestedDatasets()
     for dataset, targets in (
         (Subset(inner, range(4)), [inner]),
-        (ConcatDataset([Epochal(), Subset(inner, [1])]), [inner]),
+        (ConcatDataset([EpochAware(), Subset(inner, [1])]), [inner]),
         (many, [many.one, many.others[1], many.transform]),
     ):
         loader = loader_of(dataset)
@@ -78,7 +78,7 @@ def test_random_numbers_are_those_of_an_undisturbed_run_when_a_worker_dies_after
 
     def third(kills: Kills | None) -> list[Any]:
         torch.manual_seed(3)
-        dataset = EpochalNoise(kills=kills)
+        dataset = NoisyEpochAware(kills=kills)
         loader = loader_of(dataset)
         for epoch in range(3):
             dataset.set_epoch(epoch)
@@ -93,7 +93,7 @@ def test_nothing_is_kept_of_a_dataset_when_its_loader_is_gone():
     """And calls that nobody listens to cost nothing."""
     from outlive.loader import epochs
 
-    dataset = Epochal()
+    dataset = EpochAware()
     loader = loader_of(dataset)
     list(loader)
     assert id(dataset) in epochs._listening
@@ -108,7 +108,7 @@ def test_nothing_is_kept_of_a_dataset_when_its_loader_is_gone():
 def test_it_is_said_when_a_call_cannot_travel(caplog):
     """The workers go on with what they have."""
     caplog.set_level(logging.WARNING, "outlive")
-    dataset = EpochalStream()
+    dataset = EpochAwareStream()
     loader = loader_of(dataset)
     list(loader)
     dataset.set_epoch(threading.Lock())  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """Equality with torch's own loader: the same batches, errors and warnings, bit for bit, with and without deaths.
 
-Reads   what both loaders deliver for the same arguments and the same seed (`peer`), on `specimens`.
+Reads   what both loaders deliver for the same arguments and the same seed (`loader_comparison`), on `loader_inputs`.
 Writes  marker files that make a worker die at a chosen moment.
 Never   a tolerance.
 
@@ -27,9 +27,9 @@ import torch
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 
+import loader_inputs as s
 import outlive
-import specimens as s
-from peer import OURS, TORCH, Raised, Run, differences, raised_by, run, without_addresses
+from loader_comparison import OURS, TORCH, Raised, Run, differences, raised_by, run, without_addresses
 
 Arguments = Callable[[], dict[str, Any]]
 
@@ -95,7 +95,7 @@ MORE: dict[str, Arguments] = {
     },
     "sampler that is a list": lambda: {"dataset": s.Noisy(), "batch_size": 4, "sampler": [3, 3, 1, 22, 0]},
     "sampler of batches, no collating": lambda: {
-        "dataset": s.Handed(),
+        "dataset": s.EchoesIndex(),
         "batch_size": None,
         "sampler": [[1, 2], [3], []],
         "collate_fn": s.as_is,
@@ -131,7 +131,7 @@ MORE: dict[str, Arguments] = {
     },
     "collate to a namedtuple": lambda: {"dataset": s.Noisy(), "batch_size": 3, "collate_fn": s.as_point},
     "worker_init_fn that draws and writes": lambda: {
-        "dataset": s.Marked(),
+        "dataset": s.ShowsMark(),
         "batch_size": 2,
         "worker_init_fn": s.mark_by_worker,
     },
@@ -200,7 +200,7 @@ PERSISTENT: dict[str, Arguments] = {
     "generator stream": lambda: {"dataset": s.GeneratorStream(9, 14), "batch_size": None},
     "shuffle buffer": lambda: {"dataset": s.ShuffledStream(9, 14), "batch_size": 3, "collate_fn": s.RandomCollate()},
     "stateful stream": lambda: {"dataset": s.StatefulStream(9, 14), "batch_size": 3},
-    "worker_init_fn": lambda: {"dataset": s.Marked(), "worker_init_fn": s.mark_by_worker},
+    "worker_init_fn": lambda: {"dataset": s.ShowsMark(), "worker_init_fn": s.mark_by_worker},
     "iter data pipe": lambda: {"dataset": IterableWrapper(range(20)).shuffle().sharding_filter(), "batch_size": 3},
 }
 
@@ -233,7 +233,7 @@ def test_batches_are_torchs_when_two_iterators_of_one_loader_take_turns():
     assert differences(turns(OURS), turns(TORCH)) == []
 
 
-@pytest.mark.parametrize("dataset", [s.Handed(30), s.Stream(9, 4)], ids=["map", "stream"])
+@pytest.mark.parametrize("dataset", [s.EchoesIndex(30), s.Stream(9, 4)], ids=["map", "stream"])
 def test_the_same_samples_come_when_order_is_left_to_chance(dataset):
     """in_order=False: the same samples as torch's, each once, in whatever order they are ready."""
 
@@ -249,7 +249,7 @@ def test_a_batch_that_collate_fn_keeps_is_its_own_when_the_trainer_lets_go_of_it
 
     def sums(kind, floats):
         samples = [torch.arange(floats) + 1000.0 * i for i in range(24)]
-        loader = kind(s.Given(*samples), batch_size=2, num_workers=1, collate_fn=s.KeepsLast())
+        loader = kind(s.ReadySamples(*samples), batch_size=2, num_workers=1, collate_fn=s.KeepsLast())
         return [(batch.sum().item(), last if last is None else last.sum().item()) for batch, last in loader]
 
     for floats in (20, 9_000, 100_000):
@@ -267,10 +267,10 @@ SHELVES: dict[str, Arguments] = {
 
 
 @functools.cache
-def _differences_on_shelf(way: str) -> list[list[str]]:
+def _differences_in_values(way: str) -> list[list[str]]:
     """One run of each loader serves all values; none of them is kept, lest it look like a leak."""
-    ours = run(OURS, SHELVES[way], dataset=s.Shelf(), num_workers=2).epochs[0]
-    theirs = run(TORCH, SHELVES[way], dataset=s.Shelf(), num_workers=2).epochs[0]
+    ours = run(OURS, SHELVES[way], dataset=s.AllValues(), num_workers=2).epochs[0]
+    theirs = run(TORCH, SHELVES[way], dataset=s.AllValues(), num_workers=2).epochs[0]
     assert len(ours) == len(theirs)
     return [differences(our, their) for our, their in zip(ours, theirs, strict=True)]
 
@@ -283,7 +283,7 @@ def _differences_on_shelf(way: str) -> list[list[str]]:
 )
 def test_a_value_arrives_as_torch_delivers_it(way, at, name):
     """Type, dtype, layout, bits, whether it can be written to; or the same error."""
-    found = _differences_on_shelf(way)
+    found = _differences_in_values(way)
 
     assert found[at] == []
 
@@ -291,7 +291,7 @@ def test_a_value_arrives_as_torch_delivers_it(way, at, name):
 def test_arrived_batches_can_be_written_to_and_kept_when_their_loader_is_gone():
     """A batch is the consumer's own: for ever, and to do with as it likes."""
     samples = [torch.arange(n, dtype=torch.float32) for n in (5, 30_000, 400_000)] * 4
-    loader = OURS(s.Given(*samples), batch_size=None, num_workers=2)
+    loader = OURS(s.ReadySamples(*samples), batch_size=None, num_workers=2)
 
     kept = list(loader)
     for tensor in kept:
@@ -315,7 +315,7 @@ INDICES = {
 }
 
 
-@pytest.mark.parametrize("dataset", [s.Handed, s.HandedMany], ids=["__getitem__", "__getitems__"])
+@pytest.mark.parametrize("dataset", [s.EchoesIndex, s.EchoesIndices], ids=["__getitem__", "__getitems__"])
 @pytest.mark.parametrize("batches", INDICES.values(), ids=INDICES)
 def test_a_dataset_gets_the_very_indices_that_the_sampler_drew(dataset, batches):
     """An index keeps its type on the way to the worker; so does the batch of them."""
@@ -327,7 +327,7 @@ def test_a_single_index_keeps_its_type_when_there_are_no_batches():
     drawn = [s.np.int64(1), torch.tensor(2), "a", (1, 2), None, 1.5, [1, 2], {"k": 1}, 1 << 70]
 
     assert_same(
-        lambda: {"dataset": s.Handed(), "sampler": drawn, "batch_size": None, "collate_fn": s.as_is}, num_workers=2
+        lambda: {"dataset": s.EchoesIndex(), "sampler": drawn, "batch_size": None, "collate_fn": s.as_is}, num_workers=2
     )
 
 
@@ -368,7 +368,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 def test_wrong_arguments_are_refused_in_torchs_words(arguments):
     """The same type of exception, the same text."""
 
-    ours, theirs = (raised_by(kind, **{"dataset": s.Handed(), **arguments}) for kind in (OURS, TORCH))
+    ours, theirs = (raised_by(kind, **{"dataset": s.EchoesIndex(), **arguments}) for kind in (OURS, TORCH))
 
     assert ours == theirs
 
@@ -395,7 +395,7 @@ def test_iteration_is_refused_in_torchs_words(arguments):
     def refusal(kind):
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            loader = kind(s.Given(1, 2, 3), **arguments)
+            loader = kind(s.ReadySamples(1, 2, 3), **arguments)
             raised = raised_by(iter, loader)
         return raised, [(w.category, str(w.message)) for w in warned if "use of fork" not in str(w.message)]
 
@@ -408,15 +408,15 @@ def test_iteration_is_refused_in_torchs_words(arguments):
 def test_fields_are_fixed_in_torchs_words_once_the_loader_is_made(name):
     """torch refuses to change these; so do we, in the same words."""
 
-    ours, theirs = (raised_by(setattr, kind(s.Handed()), name, 1) for kind in (OURS, TORCH))
+    ours, theirs = (raised_by(setattr, kind(s.EchoesIndex()), name, 1) for kind in (OURS, TORCH))
 
     assert ours == theirs
 
 
 def test_a_loader_passes_for_torchs_wherever_types_are_looked_at():
     """isinstance, subscripting, repr, length, and the fields that libraries read."""
-    ours = OURS(s.Handed(), batch_size=5, num_workers=2, prefetch_factor=3, timeout=4)
-    theirs = TORCH(s.Handed(), batch_size=5, num_workers=2, prefetch_factor=3, timeout=4)
+    ours = OURS(s.EchoesIndex(), batch_size=5, num_workers=2, prefetch_factor=3, timeout=4)
+    theirs = TORCH(s.EchoesIndex(), batch_size=5, num_workers=2, prefetch_factor=3, timeout=4)
 
     assert isinstance(ours, TORCH)
     assert "DataLoader" in repr(ours)
@@ -561,7 +561,7 @@ def test_a_timeout_is_torchs_and_the_late_batch_still_comes(tmp_path):
 def test_batches_are_torchs_under_another_start_method(method):
     """Three epochs of a persistent fleet that imports and unpickles everything anew."""
     assert_same(
-        lambda: {"dataset": s.Marked(), "batch_size": 2, "shuffle": True, "worker_init_fn": s.mark_by_worker},
+        lambda: {"dataset": s.ShowsMark(), "batch_size": 2, "shuffle": True, "worker_init_fn": s.mark_by_worker},
         num_workers=2,
         epochs=3,
         break_after=1,
@@ -577,7 +577,7 @@ STARTED: dict[str, Arguments] = {
         "dataset": IterableWrapper(range(20)).shuffle().sharding_filter().map(s.with_noise),
         "batch_size": 3,
     },
-    "spawn, values and errors": lambda: {"dataset": s.ShelfWithErrors(), "collate_fn": s.as_list},
+    "spawn, values and errors": lambda: {"dataset": s.AllValuesWithErrors(), "collate_fn": s.as_list},
 }
 
 
@@ -614,7 +614,7 @@ DEATHS: dict[str, tuple[Deadly, dict[Any, set[int]]]] = {
         {("collate", 3): {1}, ("collate", 17): {1}},
     ),
     "map, while a batch is sent": (
-        lambda kills: {"dataset": s.Sendable(23, kills), "batch_size": 3, "collate_fn": s.as_list},
+        lambda kills: {"dataset": s.KillsWhenSent(23, kills), "batch_size": 3, "collate_fn": s.as_list},
         {("sent", 3): {1}, ("sent", 17): {1}},
     ),
     "map, around errors": (
@@ -622,7 +622,7 @@ DEATHS: dict[str, tuple[Deadly, dict[Any, set[int]]]] = {
         {0: {1}, 6: {1}, 15: {1}, 20: {1}},
     ),
     "map, with worker_init_fn": (
-        lambda kills: {"dataset": s.MarkedNoisy(kills), "batch_size": 2, "worker_init_fn": s.mark_by_worker},
+        lambda kills: {"dataset": s.NoisyShowsMark(kills), "batch_size": 2, "worker_init_fn": s.mark_by_worker},
         {1: {1}, 6: {1}},
     ),
     "stream": (lambda kills: {"dataset": s.Stream(9, 14, kills=kills), "batch_size": 3}, STREAM_DEATHS),
@@ -772,7 +772,7 @@ def test_deaths_do_not_show_when_an_epoch_with_deaths_is_broken_off(tmp_path):
 def test_deaths_do_not_show_under_another_start_method(method, tmp_path):
     """The zygote is not the trainer's fork here, but holds the same dataset."""
     assert_deaths_do_not_show(
-        lambda kills: {"dataset": s.MarkedNoisy(kills), "batch_size": 2, "worker_init_fn": s.mark_by_worker},
+        lambda kills: {"dataset": s.NoisyShowsMark(kills), "batch_size": 2, "worker_init_fn": s.mark_by_worker},
         {1: {1, 3}, 6: {2}, 13: {1}},
         tmp_path,
         num_workers=2,
@@ -782,20 +782,20 @@ def test_deaths_do_not_show_under_another_start_method(method, tmp_path):
     )
 
 
-class _Shot(outlive.DataLoader[Any]):
+class _KillsProcesses(outlive.DataLoader[Any]):
     """Loses a process from outside after every third step, and all of them after each epoch."""
 
-    def shoot(self, number: int) -> None:
+    def kill_process(self, number: int) -> None:
         raise NotImplementedError
 
     def __iter__(self) -> Any:
-        return _ShotIterator(self, super().__iter__())
+        return _KillingIterator(self, super().__iter__())
 
 
-class _ShotIterator:
+class _KillingIterator:
     """No generator: that would end with the first error of a sample."""
 
-    def __init__(self, loader: _Shot, iterator: Any) -> None:
+    def __init__(self, loader: _KillsProcesses, iterator: Any) -> None:
         self._loader = loader
         self._iterator = iterator
         self._number = -1
@@ -807,22 +807,22 @@ class _ShotIterator:
         except StopIteration as end:
             if not end.args and self._loader.persistent_workers:
                 for number in range(self._loader.num_workers):
-                    self._loader.shoot(number)
+                    self._loader.kill_process(number)
             raise
         if self._number % 3 == 1:
-            self._loader.shoot(self._number)
+            self._loader.kill_process(self._number)
         return step
 
 
-class ShotWorkers(_Shot):
-    def shoot(self, number: int) -> None:
+class KillsWorkers(_KillsProcesses):
+    def kill_process(self, number: int) -> None:
         pids = [slot.pid for slot in self.statistics().slots if slot.pid]
         if pids:
             _kill(pids[number % len(pids)])
 
 
-class ShotZygotes(_Shot):
-    def shoot(self, number: int) -> None:
+class KillsZygotes(_KillsProcesses):
+    def kill_process(self, number: int) -> None:
         for child in psutil.Process().children():
             if child.name() == "outlive-zygote":
                 _kill(child.pid)
@@ -847,7 +847,7 @@ SHOT: dict[str, Arguments] = {
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("kind", [ShotWorkers, ShotZygotes], ids=["worker", "zygote"])
+@pytest.mark.parametrize("kind", [KillsWorkers, KillsZygotes], ids=["worker", "zygote"])
 @pytest.mark.parametrize("arguments", SHOT.values(), ids=SHOT)
 def test_kills_from_outside_do_not_show_whenever_they_come(arguments, kind):
     """Whatever the process was doing: idle, fetching, sending, starting, between two epochs."""

@@ -16,12 +16,12 @@ from outlive._fleet.breaker import State
 from outlive.incident import Decision
 from outlive.records import MOST_SUBSTITUTES, Outcome
 from outlive.settings import FaultPolicy
-from simulated_fleet import NO_LIMITS, RULES, STEPS, Fleet, World, interpret, worlds
+from simulated_fleet import NO_LIMITS, RULES, STEPS, Scenario, SimulatedFleet, interpret, scenarios
 
 
 @settings(max_examples=600)
 @given(
-    world=worlds(),
+    scenario=scenarios(),
     steps=STEPS,
     rule=st.sampled_from(sorted(RULES)),
     retries=st.integers(0, 2),
@@ -31,10 +31,10 @@ from simulated_fleet import NO_LIMITS, RULES, STEPS, Fleet, World, interpret, wo
     last_word=st.sampled_from([Decision.SKIP, Decision.RAISE, Decision.REPLACE]),
 )
 def test_any_order_of_events_ends_in_a_lawful_state(
-    world, steps, rule, retries, max_restarts, max_bad, patience, last_word
+    scenario, steps, rule, retries, max_restarts, max_bad, patience, last_word
 ):
     """Each task is concluded exactly once, or the fleet given up exactly once; the laws of sending are never broken."""
-    slots, world = world
+    slots, scenario = scenario
     policy = FaultPolicy(
         on_error=RULES[rule],
         retries=retries,
@@ -43,7 +43,7 @@ def test_any_order_of_events_ends_in_a_lawful_state(
         max_bad=max_bad,
         breaker_patience=patience,
     )
-    fleet = Fleet(slots, policy, world)
+    fleet = SimulatedFleet(slots, policy, scenario)
 
     interpret(fleet, steps)
     fleet.settle(last_word)
@@ -52,11 +52,11 @@ def test_any_order_of_events_ends_in_a_lawful_state(
 
 
 @settings(max_examples=300)
-@given(world=worlds(poison=False, streams=False), steps=STEPS, rule=st.sampled_from(sorted(RULES)))
-def test_everything_is_delivered_when_finitely_many_workers_die_by_chance(world, steps, rule):
+@given(scenario=scenarios(poison=False, streams=False), steps=STEPS, rule=st.sampled_from(sorted(RULES)))
+def test_everything_is_delivered_when_finitely_many_workers_die_by_chance(scenario, steps, rule):
     """Without limits, and with as many tries as there are accidents, deaths and doubts cost nothing."""
-    slots, world = world
-    fleet = Fleet(slots, FaultPolicy(on_error=RULES[rule], retries=len(steps), **NO_LIMITS), world)
+    slots, scenario = scenario
+    fleet = SimulatedFleet(slots, FaultPolicy(on_error=RULES[rule], retries=len(steps), **NO_LIMITS), scenario)
 
     interpret(fleet, [step for step in steps if step[0] not in (15, 16)])
     fleet.settle()
@@ -64,23 +64,23 @@ def test_everything_is_delivered_when_finitely_many_workers_die_by_chance(world,
     fleet.check_lawful_end()
     assert not fleet.machine.given_up
     assert set(fleet.outcomes.values()) <= {Outcome.DELIVERED}
-    assert len(fleet.outcomes) == len(world.sizes)
+    assert len(fleet.outcomes) == len(scenario.sizes)
     assert fleet.quarantined == []
 
 
 @settings(max_examples=300)
 @given(
-    world=worlds(poison=False, streams=False),
+    scenario=scenarios(poison=False, streams=False),
     steps=st.lists(
         st.tuples(st.sampled_from([0, 5, 10, 19, 20, 21, 22]), st.integers(0, 2), st.integers(0, 5), st.integers(0, 3)),
         max_size=60,
     ),
 )
-def test_everything_is_delivered_when_workers_doubt_their_source_and_die(world, steps):
+def test_everything_is_delivered_when_workers_doubt_their_source_and_die(scenario, steps):
     """Whoever waits, probes, leaves or dies: in the end the breaker is closed, and nobody was condemned."""
-    slots, world = world
-    fleet = Fleet(slots, FaultPolicy(on_error="skip", **NO_LIMITS), world)
-    for _ in world.sizes:
+    slots, scenario = scenario
+    fleet = SimulatedFleet(slots, FaultPolicy(on_error="skip", **NO_LIMITS), scenario)
+    for _ in scenario.sizes:
         fleet.submit()
 
     interpret(fleet, steps)
@@ -93,51 +93,51 @@ def test_everything_is_delivered_when_workers_doubt_their_source_and_die(world, 
 
 
 @settings(max_examples=300)
-@given(world=worlds(streams=False), steps=STEPS, retries=st.integers(0, 2))
-def test_exactly_the_deadly_samples_are_left_out_under_skip(world, steps, retries):
+@given(scenario=scenarios(streams=False), steps=STEPS, retries=st.integers(0, 2))
+def test_exactly_the_deadly_samples_are_left_out_under_skip(scenario, steps, retries):
     """However events interleave, when samples are all that kills: they and no others."""
-    slots, world = world
-    fleet = Fleet(slots, FaultPolicy(on_error="skip", retries=retries, **NO_LIMITS), world)
+    slots, scenario = scenario
+    fleet = SimulatedFleet(slots, FaultPolicy(on_error="skip", retries=retries, **NO_LIMITS), scenario)
 
     interpret(fleet, steps, accidents=False)
     fleet.settle()
 
     fleet.check_lawful_end()
-    assert sorted(fleet.quarantined) == sorted(world.poison)
-    for seq, size in enumerate(world.sizes):
-        all_bad = all((seq, position) in world.poison for position in range(size))
+    assert sorted(fleet.quarantined) == sorted(scenario.poison)
+    for seq, size in enumerate(scenario.sizes):
+        all_bad = all((seq, position) in scenario.poison for position in range(size))
         assert fleet.outcomes[seq] is (Outcome.EMPTY if all_bad else Outcome.DELIVERED)
 
 
 @settings(max_examples=200)
-@given(world=worlds(streams=False), steps=STEPS, retries=st.integers(0, 2))
-def test_exactly_the_deadly_samples_are_replaced_under_replace(world, steps, retries):
+@given(scenario=scenarios(streams=False), steps=STEPS, retries=st.integers(0, 2))
+def test_exactly_the_deadly_samples_are_replaced_under_replace(scenario, steps, retries):
     """Every batch is delivered in its full size."""
-    slots, world = world
-    fleet = Fleet(slots, FaultPolicy(on_error="replace", retries=retries, **NO_LIMITS), world)
+    slots, scenario = scenario
+    fleet = SimulatedFleet(slots, FaultPolicy(on_error="replace", retries=retries, **NO_LIMITS), scenario)
 
     interpret(fleet, steps, accidents=False)
     fleet.settle()
 
     fleet.check_lawful_end()
-    assert sorted(fleet.quarantined) == sorted(world.poison)
+    assert sorted(fleet.quarantined) == sorted(scenario.poison)
     assert set(fleet.outcomes.values()) == {Outcome.DELIVERED}
-    assert fleet.machine.replaced == len(world.poison)
+    assert fleet.machine.replaced == len(scenario.poison)
 
 
 @settings(max_examples=200)
-@given(world=worlds(streams=False), steps=STEPS, retries=st.integers(0, 2))
-def test_a_deadly_sample_is_named_and_other_batches_come_under_raise(world, steps, retries):
+@given(scenario=scenarios(streams=False), steps=STEPS, retries=st.integers(0, 2))
+def test_a_deadly_sample_is_named_and_other_batches_come_under_raise(scenario, steps, retries):
     """Its batch errors with an incident that names a sample which does kill; all other batches are delivered."""
-    slots, world = world
-    fleet = Fleet(slots, FaultPolicy(on_error="raise", retries=retries, **NO_LIMITS), world)
+    slots, scenario = scenario
+    fleet = SimulatedFleet(slots, FaultPolicy(on_error="raise", retries=retries, **NO_LIMITS), scenario)
 
     interpret(fleet, steps, accidents=False)
     fleet.settle()
 
     fleet.check_lawful_end()
-    for seq in range(len(world.sizes)):
-        deadly = [position for place, position in sorted(world.poison) if place == seq]
+    for seq in range(len(scenario.sizes)):
+        deadly = [position for place, position in sorted(scenario.poison) if place == seq]
         assert fleet.outcomes[seq] is (Outcome.ERRORED if deadly else Outcome.DELIVERED)
         if deadly:
             incident = fleet.ends[seq].incident
@@ -147,17 +147,17 @@ def test_a_deadly_sample_is_named_and_other_batches_come_under_raise(world, step
 
 
 @settings(max_examples=100)
-@given(world=worlds(streams=False), retries=st.integers(0, 1), bad=st.integers(1, MOST_SUBSTITUTES + 1))
-def test_substitutes_are_tried_until_one_lives_or_there_were_enough(world, retries, bad):
+@given(scenario=scenarios(streams=False), retries=st.integers(0, 1), bad=st.integers(1, MOST_SUBSTITUTES + 1))
+def test_substitutes_are_tried_until_one_lives_or_there_were_enough(scenario, retries, bad):
     """Deadly candidates are replaced in turn, MOST_SUBSTITUTES times at most."""
-    slots, world = world
-    world.bad_substitutes = bad
-    fleet = Fleet(slots, FaultPolicy(on_error="replace", retries=retries, **NO_LIMITS), world)
+    slots, scenario = scenario
+    scenario.bad_substitutes = bad
+    fleet = SimulatedFleet(slots, FaultPolicy(on_error="replace", retries=retries, **NO_LIMITS), scenario)
 
     fleet.settle()
 
     fleet.check_lawful_end()
-    hopeless = {seq for seq, _ in world.poison} if bad >= MOST_SUBSTITUTES else set()
+    hopeless = {seq for seq, _ in scenario.poison} if bad >= MOST_SUBSTITUTES else set()
     assert {seq for seq, outcome in fleet.outcomes.items() if outcome is Outcome.ERRORED} == hopeless
 
 
@@ -171,8 +171,8 @@ def test_substitutes_are_tried_until_one_lives_or_there_were_enough(world, retri
 )
 def test_streams_give_all_they_have_when_workers_die_by_chance(batches, slots, size, steps, rule):
     """Each slot's stream is delivered to its end, once; then what is asked of it has ended."""
-    world = World([size] * 18, stream_batches=batches)
-    fleet = Fleet(slots, FaultPolicy(on_error=rule, retries=len(steps), **NO_LIMITS), world)
+    scenario = Scenario([size] * 18, stream_batches=batches)
+    fleet = SimulatedFleet(slots, FaultPolicy(on_error=rule, retries=len(steps), **NO_LIMITS), scenario)
 
     interpret(fleet, [step for step in steps if step[0] not in (15, 16)])
     fleet.settle()
@@ -184,15 +184,15 @@ def test_streams_give_all_they_have_when_workers_die_by_chance(batches, slots, s
 
 
 @settings(max_examples=200)
-@given(world=worlds(streams=False), batches=st.integers(0, 4), steps=STEPS, retries=st.integers(0, 1))
-def test_a_stream_that_can_step_over_goes_on_after_each_deadly_sample(world, batches, steps, retries):
+@given(scenario=scenarios(streams=False), batches=st.integers(0, 4), steps=STEPS, retries=st.integers(0, 1))
+def test_a_stream_that_can_step_over_goes_on_after_each_deadly_sample(scenario, batches, steps, retries):
     """Under raise each deadly batch is an error, under skip a smaller batch: the stream is given to its end."""
-    slots, world = world
-    world.stream_batches, world.can_skip, world.bound = batches, True, True
-    reached = {seq for seq in range(len(world.sizes)) if seq // slots < batches}
-    deadly = {seq for seq, _ in world.poison} & reached
+    slots, scenario = scenario
+    scenario.stream_batches, scenario.can_skip, scenario.bound = batches, True, True
+    reached = {seq for seq in range(len(scenario.sizes)) if seq // slots < batches}
+    deadly = {seq for seq, _ in scenario.poison} & reached
     for rule in ("raise", "skip"):
-        fleet = Fleet(slots, FaultPolicy(on_error=rule, retries=retries, **NO_LIMITS), world)
+        fleet = SimulatedFleet(slots, FaultPolicy(on_error=rule, retries=retries, **NO_LIMITS), scenario)
 
         interpret(fleet, steps, accidents=False)
         fleet.settle()
@@ -201,9 +201,9 @@ def test_a_stream_that_can_step_over_goes_on_after_each_deadly_sample(world, bat
         bad = {Outcome.ERRORED} if rule == "raise" else {Outcome.DELIVERED, Outcome.EMPTY}
         assert all(fleet.outcomes[seq] in bad for seq in deadly)
         assert all(fleet.outcomes[seq] is Outcome.DELIVERED for seq in reached - deadly)
-        assert all(fleet.outcomes[seq] is Outcome.ENDED for seq in set(range(len(world.sizes))) - reached)
+        assert all(fleet.outcomes[seq] is Outcome.ENDED for seq in set(range(len(scenario.sizes))) - reached)
         if rule == "skip":
-            assert set(fleet.quarantined) == {place for place in world.poison if place[0] in reached}
+            assert set(fleet.quarantined) == {place for place in scenario.poison if place[0] in reached}
 
 
 @settings(max_examples=200)
@@ -214,7 +214,7 @@ def test_a_stream_that_can_step_over_goes_on_after_each_deadly_sample(world, bat
 )
 def test_the_fleet_is_given_up_exactly_when_too_many_deaths_fall_into_the_window(gaps, most, window):
     """Never one death early, never one late."""
-    fleet = Fleet(2, FaultPolicy(max_restarts=most, restart_window_s=window, max_bad=None), World([1] * 4))
+    fleet = SimulatedFleet(2, FaultPolicy(max_restarts=most, restart_window_s=window, max_bad=None), Scenario([1] * 4))
     times: list[float] = []
     for number, gap in enumerate(gaps):
         fleet.now += gap
@@ -232,13 +232,13 @@ def test_the_fleet_is_given_up_exactly_when_too_many_deaths_fall_into_the_window
 
 
 @settings(max_examples=100)
-@given(world=worlds(), steps=STEPS, rule=st.sampled_from(sorted(RULES)))
-def test_the_same_events_give_the_same_actions(world, steps, rule):
+@given(scenario=scenarios(), steps=STEPS, rule=st.sampled_from(sorted(RULES)))
+def test_the_same_events_give_the_same_actions(scenario, steps, rule):
     """The machine has no memory but its state, and no chance."""
-    slots, world = world
+    slots, scenario = scenario
 
     def play() -> Any:
-        fleet = Fleet(slots, FaultPolicy(on_error=RULES[rule], max_bad=None), world)
+        fleet = SimulatedFleet(slots, FaultPolicy(on_error=RULES[rule], max_bad=None), scenario)
         interpret(fleet, steps)
         return fleet.history, fleet.outcomes, fleet.quarantined, fleet.incarnations, fleet.now
 
@@ -246,11 +246,11 @@ def test_the_same_events_give_the_same_actions(world, steps, rule):
 
 
 @settings(max_examples=300)
-@given(world=worlds(poison=False, streams=False), steps=STEPS, wanted=st.integers(1, 3), killed=st.integers(0, 3))
-def test_nothing_is_lost_with_fewer_workers_than_slots(world, steps, wanted, killed):
+@given(scenario=scenarios(poison=False, streams=False), steps=STEPS, wanted=st.integers(1, 3), killed=st.integers(0, 3))
+def test_nothing_is_lost_with_fewer_workers_than_slots(scenario, steps, wanted, killed):
     """Slots take turns, or share the work: every task is delivered, however few workers may live."""
-    slots, world = world
-    fleet = Fleet(slots, FaultPolicy(retries=len(steps), **NO_LIMITS), world)
+    slots, scenario = scenario
+    fleet = SimulatedFleet(slots, FaultPolicy(retries=len(steps), **NO_LIMITS), scenario)
 
     fleet.want(wanted)
     for slot in range(min(killed, slots)):
@@ -260,5 +260,5 @@ def test_nothing_is_lost_with_fewer_workers_than_slots(world, steps, wanted, kil
 
     fleet.check_lawful_end()
     assert not fleet.machine.given_up
-    assert list(fleet.outcomes.values()) == [Outcome.DELIVERED] * len(world.sizes)
+    assert list(fleet.outcomes.values()) == [Outcome.DELIVERED] * len(scenario.sizes)
     assert fleet.quarantined == []

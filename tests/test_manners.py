@@ -15,7 +15,7 @@ from outlive._worker.manners import Manners
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setscheduler"), reason="nobody gives way on this system")
 
 
-class Policies(Dataset[Any]):
+class SchedulingPolicies(Dataset[Any]):
     """Each sample is the scheduling policy of the worker that made it."""
 
     def __init__(self, waits: bool, chosen: int | None = None) -> None:
@@ -33,21 +33,21 @@ class Policies(Dataset[Any]):
         return os.sched_getscheduler(0)
 
 
-def policies(dataset: Policies) -> list[int]:
+def policies(dataset: SchedulingPolicies) -> list[int]:
     loader = outlive.DataLoader(dataset, batch_size=4, num_workers=1)
     return [int(policy) for batch in loader for policy in batch]
 
 
 def test_a_worker_that_waits_for_the_trainer_alone_gives_way():
-    assert policies(Policies(waits=False))[-1] == os.SCHED_BATCH
+    assert policies(SchedulingPolicies(waits=False))[-1] == os.SCHED_BATCH
 
 
 def test_a_worker_that_waits_for_something_else_is_back_at_once():
-    assert set(policies(Policies(waits=True))) == {os.SCHED_OTHER}
+    assert set(policies(SchedulingPolicies(waits=True))) == {os.SCHED_OTHER}
 
 
 def test_what_somebody_has_chosen_stays():
-    assert set(policies(Policies(waits=False, chosen=os.SCHED_IDLE))) == {os.SCHED_IDLE}
+    assert set(policies(SchedulingPolicies(waits=False, chosen=os.SCHED_IDLE))) == {os.SCHED_IDLE}
 
 
 def test_manners_change_with_what_a_worker_does():

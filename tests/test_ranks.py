@@ -13,22 +13,22 @@ from typing import NamedTuple
 
 import pytest
 
+from deadlines import wait_until
 from outlive._system.bond import GAVE_UP, Bond, Fallen
-from ranked import BATCH, SAMPLES
-from transport.watching import wait_until
+from rank_program import BATCH, SAMPLES
 
 pytestmark = pytest.mark.faults
-PROGRAM = Path(__file__).parent / "ranked.py"
+PROGRAM = Path(__file__).parent / "rank_program.py"
 DEADLINE_S = 120
 
 
-class Ended(NamedTuple):
+class RankResult(NamedTuple):
     status: int
     out: str
     err: str
 
 
-def job(tmp_path: Path, mode: str, *, first_to_end: int = 1) -> tuple[Ended, Ended]:
+def job(tmp_path: Path, mode: str, *, first_to_end: int = 1) -> tuple[RankResult, RankResult]:
     """Both ranks of a job, as they ended; the meeting place tells the other when `first_to_end` has."""
     meeting = tmp_path / "meeting"
     ranks = []
@@ -36,11 +36,11 @@ def job(tmp_path: Path, mode: str, *, first_to_end: int = 1) -> tuple[Ended, End
         command = [sys.executable, str(PROGRAM), str(rank), str(meeting), mode]
         pipe = subprocess.PIPE
         ranks.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
-    ended: dict[int, Ended] = {}
+    ended: dict[int, RankResult] = {}
     try:
         for rank in (first_to_end, 1 - first_to_end):
             out, err = ranks[rank].communicate(timeout=DEADLINE_S)
-            ended[rank] = Ended(ranks[rank].returncode, out, err)
+            ended[rank] = RankResult(ranks[rank].returncode, out, err)
             meeting.with_name("meeting.ended").touch()
     finally:
         for process in ranks:
@@ -49,7 +49,7 @@ def job(tmp_path: Path, mode: str, *, first_to_end: int = 1) -> tuple[Ended, End
     return ended[0], ended[1]
 
 
-def batches_of(ended: Ended) -> list[list[float]]:
+def batches_of(ended: RankResult) -> list[list[float]]:
     found = re.search(r"rank \d: \d+ batches (\[.*\])", ended.out)
     assert found, ended.err[-3000:]
     batches: list[list[float]] = eval(found[1])
@@ -139,7 +139,7 @@ def test_a_rank_that_is_done_alarms_nobody(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the bond itself
 
 
-class Meeting:
+class Rendezvous:
     """Where ranks of one process meet."""
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class Meeting:
 
 @pytest.fixture
 def bonds() -> Iterator[list[Bond]]:
-    meeting = Meeting()
+    meeting = Rendezvous()
     made = [Bond(rank, meeting.publish, meeting.find) for rank in (2, 1, 0)][::-1]  # rank 0 comes last
     assert all(bond.await_meeting(60) for bond in made)
     assert wait_until(lambda: {link.rank for link in list(made[0]._links.values())} == {1, 2}, 60)
@@ -175,7 +175,7 @@ def test_whoever_fails_is_heard_by_all_others(bonds: list[Bond], who: int) -> No
 def test_one_that_comes_late_hears_what_was_said_before(bonds: list[Bond]) -> None:
     bonds[1].tell(GAVE_UP, "why")
     assert bonds[0].await_fallen(10.0) is not None
-    meeting = Meeting()
+    meeting = Rendezvous()
     assert bonds[0]._listener is not None
     port = bonds[0]._listener.getsockname()[1]
     meeting.publish(f'{{"hosts": ["127.0.0.1"], "port": {port}, "token": "{bonds[0]._token}"}}'.encode())

@@ -46,7 +46,7 @@ needs_recorder = pytest.mark.skipif(not crash.AVAILABLE, reason="the recorder wa
 
 
 @dataclass
-class Box:
+class DyingProcess:
     """A black box, and a place for stacks, of a process that is to die."""
 
     mapped: ctypes.Array[ctypes.c_ubyte]
@@ -87,11 +87,11 @@ class Box:
 
 
 @pytest.fixture
-def box() -> Iterator[Box]:
+def box() -> Iterator[DyingProcess]:
     fd = memory.create(blackbox.SIZE)
     mapped = memory.attach(fd)
     os.close(fd)
-    made = Box(mapped, BlackBox(mapped), memory.create(stacks.SIZE))
+    made = DyingProcess(mapped, BlackBox(mapped), memory.create(stacks.SIZE))
     yield made
     made.box.release()
     os.close(made.stack_fd)

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 
+import loader_inputs as s
 import outlive
-import specimens as s
-from peer import differences, seed_trainer
+from loader_comparison import differences, seed_trainer
 
 Arguments = Callable[[], dict[str, Any]]
 
@@ -136,7 +136,7 @@ def set_trainer_randomness(state: list[Any]) -> None:
     np.random.set_state(state[2])
 
 
-def told(loader: Any) -> tuple[bytes, list[Any]]:
+def take_checkpoint(loader: Any) -> tuple[bytes, list[Any]]:
     """What a checkpoint has: the loader's state, as it is on disk, and the trainer's own randomness."""
     return pickle.dumps(loader.state_dict()), trainer_randomness()
 
@@ -166,15 +166,15 @@ def assert_goes_on(arguments: Arguments, after: Any = None, later: Arguments | N
     """
     seed_trainer()
     loader = outlive.DataLoader(**arguments(), **more)
-    checkpoints, steps, ends = [told(loader)], [], [0]
+    checkpoints, steps, ends = [take_checkpoint(loader)], [], [0]
     places = [0]
     for _ in range(2):
         for batch in loader:
             steps.append((batch, torch.rand(1), random.random()))
-            checkpoints.append(told(loader))
+            checkpoints.append(take_checkpoint(loader))
             places.append(len(steps))
         ends.append(len(steps))
-        checkpoints.append(told(loader))
+        checkpoints.append(take_checkpoint(loader))
         places.append(len(steps))
     del loader
     next_epoch = ends[1] + 1  # the checkpoint between the epochs

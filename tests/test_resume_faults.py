@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
+import loader_inputs as s
 import outlive
-import specimens as s
-from peer import differences, seed_trainer
+from loader_comparison import differences, seed_trainer
 
 
 def batches_of(iterator: Any, count: int) -> list[Any]:

@@ -14,7 +14,7 @@ import pytest
 from outlive._fleet.sizing import HOLD_S, Sizing
 
 
-class Pretended:
+class SimulatedWorkers:
     """Batches take `work_s` in a worker, of which `cpu_s` on one of so many CPUs; the consumer takes `step_s`."""
 
     def __init__(self, *, cpus: int = 2, work_s: float = 0.1, cpu_s: float = 0.1, step_s: float = 0.0) -> None:
@@ -50,7 +50,7 @@ class Pretended:
 @pytest.mark.parametrize("step", [0.0, 0.3, 1.0, 5.0])
 def test_the_size_found_is_nearly_the_best(cpus, share, step):
     """Whether the CPU, the disk or the consumer sets the pace; from small beginnings, within an epoch."""
-    fleet = Pretended(cpus=cpus, cpu_s=0.1 * share, step_s=0.1 * step / cpus)
+    fleet = SimulatedWorkers(cpus=cpus, cpu_s=0.1 * share, step_s=0.1 * step / cpus)
     sizing = Sizing(most=max(16, 4 * cpus), at_first=2)
 
     found = fleet.run(sizing, 60.0)
@@ -60,11 +60,11 @@ def test_the_size_found_is_nearly_the_best(cpus, share, step):
 
 def test_nobody_is_kept_who_is_not_needed():
     """The consumer takes as long as one worker does."""
-    assert Pretended(cpus=8, step_s=0.12).run(Sizing(16, 8), 100.0) <= 2
+    assert SimulatedWorkers(cpus=8, step_s=0.12).run(Sizing(16, 8), 100.0) <= 2
 
 
 def test_it_follows_when_the_work_changes():
-    fleet = Pretended(cpus=8, cpu_s=0.01, step_s=0.05)
+    fleet = SimulatedWorkers(cpus=8, cpu_s=0.01, step_s=0.05)
     sizing = Sizing(16, 2)
     few = fleet.run(sizing, 60.0)
     fleet.work_s = 0.5

@@ -32,7 +32,7 @@ def openblas_threads() -> int | None:
     return None
 
 
-class Told(Dataset[Any]):
+class ThreadSettings(Dataset[Any]):
     def __len__(self) -> int:
         return 1
 
@@ -44,7 +44,7 @@ class Told(Dataset[Any]):
 
 def told_by(method: str, **more: Any) -> Any:
     loader = outlive.DataLoader(
-        Told(), batch_size=None, num_workers=1, multiprocessing_context=method, collate_fn=lambda_free, **more
+        ThreadSettings(), batch_size=None, num_workers=1, multiprocessing_context=method, collate_fn=lambda_free, **more
     )
     return next(iter(loader))
 
@@ -116,7 +116,7 @@ def test_the_trainer_keeps_its_threads():
 def test_what_is_no_number_of_threads_is_refused(value):
     """At once, by name."""
     with pytest.raises((TypeError, ValueError), match="worker_threads must be"):
-        outlive.DataLoader(Told(), worker_threads=value)
+        outlive.DataLoader(ThreadSettings(), worker_threads=value)
 
 
 OPENCV = """

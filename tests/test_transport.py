@@ -19,13 +19,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import loader_inputs as s
 import outlive
-import specimens as s
+from loader_comparison import differences
 from outlive._system import memory
 from outlive._transport import packing, tensors, wire
 from outlive._transport.cells import ALIGNMENT, INLINE_ROOM, Arena, CellTable
 from outlive.incident import Failure
-from peer import differences
 
 LARGE = INLINE_ROOM + 1
 
@@ -595,7 +595,7 @@ def test_memory_that_cannot_be_had_is_an_error_in_words():
 # ---------------------------------------------------------------- shown to the user
 
 
-class Blocks(torch.utils.data.Dataset):
+class LargeSamples(torch.utils.data.Dataset):
     """Samples of 256 KiB."""
 
     def __len__(self) -> int:
@@ -607,7 +607,7 @@ class Blocks(torch.utils.data.Dataset):
 
 def test_statistics_show_the_memory_in_cells():
     """Of each worker, and of all: also what is still held when the worker that made it is gone."""
-    loader = outlive.DataLoader(Blocks(), batch_size=2, num_workers=2)
+    loader = outlive.DataLoader(LargeSamples(), batch_size=2, num_workers=2)
     iterator = iter(loader)
     held = next(iterator)
     during = loader.statistics()

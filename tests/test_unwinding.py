@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from deadlines import wait_until
 from outlive._system import threads, unwinding
-from transport.watching import wait_until
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 pytestmark = [

@@ -35,7 +35,7 @@ class Faulty(Dataset[torch.Tensor]):
         return torch.tensor([float(index)])
 
 
-class Sound(Dataset[torch.Tensor]):
+class Healthy(Dataset[torch.Tensor]):
     def __len__(self) -> int:
         return SIZE
 
@@ -43,14 +43,14 @@ class Sound(Dataset[torch.Tensor]):
         return torch.tensor([float(index)])
 
 
-class Adding(DataLoader[Any]):
+class WrapsIterator(DataLoader[Any]):
     """As PyG's NodeLoader: takes torch's iterator and does something with what it gives."""
 
     def _get_iterator(self) -> Any:
         return (batch for batch in super()._get_iterator())
 
 
-class _Kept:
+class _IteratorWrapper:
     """Hands everything on, as PyG's DataLoaderIterator does."""
 
     def __init__(self, iterator: Any) -> None:
@@ -69,11 +69,11 @@ class _Kept:
         return next(self.iterator)
 
 
-class Keeping(DataLoader[Any]):
+class KeepsIterator(DataLoader[Any]):
     """As PyG's NodeLoader with workers that persist."""
 
     def _get_iterator(self) -> Any:
-        return _Kept(super()._get_iterator())
+        return _IteratorWrapper(super()._get_iterator())
 
 
 class Endless(DataLoader[Any]):
@@ -91,7 +91,7 @@ class OwnIterator(_MultiProcessingDataLoaderIter):
     pass
 
 
-class Replacing(DataLoader[Any]):
+class OwnIteratorLoader(DataLoader[Any]):
     """Has an iterator of its own that builds on torch's."""
 
     def _get_iterator(self) -> Any:
@@ -104,7 +104,7 @@ class ThreadContext(SpawnContext):
     Process = threading.Thread
 
 
-class Foreign(DataLoader[Any]):
+class ForeignLoader(DataLoader[Any]):
     """As torchdata's StatefulDataLoader: nothing of torch's is asked."""
 
     def __iter__(self) -> Any:

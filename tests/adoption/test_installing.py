@@ -19,13 +19,13 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as torch_loader
 
-import epochal
+import epoch_datasets
+import loader_inputs as s
 import outlive
-import specimens as s
 from adoption import loaders
-from adoption.loaders import BAD, DEADLY, SIZE, Faulty, Sound, indices
+from adoption.loaders import BAD, DEADLY, SIZE, Faulty, Healthy, indices
+from loader_comparison import TORCH, differences, run
 from outlive.adoption import installing
-from peer import TORCH, differences, run
 
 METHODS = ("fork", "spawn", "forkserver")
 LEFT = [i for i in range(SIZE) if i not in (DEADLY, BAD)]
@@ -34,8 +34,8 @@ STOCK = {
     for owner, name in (
         (torch_loader._MultiProcessingDataLoaderIter, "__init__"),
         (torch_loader._SingleProcessDataLoaderIter, "__init__"),
-        (loaders.Foreign, "_get_iterator"),
-        (loaders.Replacing, "_get_iterator"),
+        (loaders.ForeignLoader, "_get_iterator"),
+        (loaders.OwnIteratorLoader, "_get_iterator"),
     )
 }
 
@@ -61,7 +61,7 @@ def test_a_stock_loader_survives_when_installed(method):
     assert type(loader) is DataLoader
 
 
-@pytest.mark.parametrize("kind", [loaders.Adding, loaders.Endless])
+@pytest.mark.parametrize("kind", [loaders.WrapsIterator, loaders.Endless])
 def test_a_librarys_loader_survives_when_it_asks_torch_for_its_iterator(kind):
     """Whatever subclass it is, and whenever it makes its iterator."""
     with outlive.installed("skip"):
@@ -107,7 +107,7 @@ def test_batches_and_draws_are_torchs_when_nothing_fails(arguments, more):
 
 def test_a_loader_stays_what_it_was_when_it_was_supervised():
     """Libraries copy, pickle and take loaders apart: they find nothing of ours in them."""
-    loader = DataLoader(Sound(), batch_size=4, num_workers=1)
+    loader = DataLoader(Healthy(), batch_size=4, num_workers=1)
     before = dict(vars(loader))
     with outlive.installed():
         copy = pickle.loads(pickle.dumps(loader))
@@ -122,7 +122,7 @@ def test_a_loader_stays_what_it_was_when_it_was_supervised():
 
 def test_changes_count_when_a_library_makes_them_after_creation():
     """Lightning and Accelerate exchange samplers in loaders that there are."""
-    loader = DataLoader(Sound(), batch_size=4, num_workers=1)
+    loader = DataLoader(Healthy(), batch_size=4, num_workers=1)
     with outlive.installed():
         indices(loader)
         object.__setattr__(loader, "batch_sampler", [[3, 1], [2]])
@@ -132,10 +132,10 @@ def test_changes_count_when_a_library_makes_them_after_creation():
         assert indices(loader) == [3, 1, 2]
 
 
-@pytest.mark.parametrize("kind", [DataLoader, loaders.Keeping])
+@pytest.mark.parametrize("kind", [DataLoader, loaders.KeepsIterator])
 def test_a_persistent_loader_begins_anew_when_its_workers_had_given_up(kind, tmp_path):
     """An epoch that ended with an error is not the loader's end, whoever holds its iterator."""
-    dataset = epochal.Epochal(SIZE, s.Kills(tmp_path, {(0, 5): {1}}))
+    dataset = epoch_datasets.EpochAware(SIZE, s.Kills(tmp_path, {(0, 5): {1}}))
     loader = kind(dataset, batch_size=4, num_workers=2, persistent_workers=True)
     with outlive.installed(outlive.FaultPolicy(max_restarts=0)):
         with pytest.raises(outlive.TooManyFaultsError):
@@ -163,7 +163,7 @@ def test_incidents_of_every_loader_are_known_when_several_are_at_work():
         begun = iter(first)
         assert indices(next(begun)) == [0, 1, 2, 3]
         for _ in range(3):
-            assert indices(DataLoader(Sound(), batch_size=4, num_workers=1)) == list(range(SIZE))
+            assert indices(DataLoader(Healthy(), batch_size=4, num_workers=1)) == list(range(SIZE))
         rest = indices(begun)
 
     assert rest == LEFT[4:]
@@ -181,14 +181,14 @@ def test_a_file_of_bad_samples_is_obeyed_by_the_loaders_that_it_is_of(tmp_path, 
         assert indices(DataLoader(Faulty(), batch_size=4)) == LEFT
         assert not caplog.records
         for workers in (1, 0, 1):
-            assert indices(DataLoader(Sound(), batch_size=4, num_workers=workers)) == list(range(SIZE))
+            assert indices(DataLoader(Healthy(), batch_size=4, num_workers=workers)) == list(range(SIZE))
     with outlive.installed(), pytest.raises(ValueError, match="sample 9 is bad"):
         indices(DataLoader(Faulty(), batch_size=4))
 
     assert not adoption.incidents
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith(f"{file} was made for another dataset (")
-    assert "it was a Faulty, and is a Sound. It does not count for the loader of this Sound: all samples" in said
+    assert "it was a Faulty, and is a Healthy. It does not count for the loader of this Healthy: all samples" in said
 
 
 def test_it_is_said_once_when_a_class_makes_its_own_iterator(caplog):
@@ -196,17 +196,17 @@ def test_it_is_said_once_when_a_class_makes_its_own_iterator(caplog):
     caplog.set_level(logging.WARNING, "outlive")
     with outlive.installed("skip"):
 
-        class Late(DataLoader):
+        class LateLoader(DataLoader):
             def _get_iterator(self):
                 return iter([torch.arange(SIZE)])
 
-        for kind in (loaders.Replacing, loaders.Foreign, Late, loaders.Replacing):
-            assert indices(kind(Sound(), batch_size=4, num_workers=1)) == list(range(SIZE))
+        for kind in (loaders.OwnIteratorLoader, loaders.ForeignLoader, LateLoader, loaders.OwnIteratorLoader):
+            assert indices(kind(Healthy(), batch_size=4, num_workers=1)) == list(range(SIZE))
 
     assert [record.getMessage().partition(": ")[0] for record in caplog.records] == [
-        "Replacing makes its iterator, OwnIterator, by itself",
-        "Foreign makes its iterator, list_iterator, by itself",
-        "Late makes its iterator, list_iterator, by itself",
+        "OwnIteratorLoader makes its iterator, OwnIterator, by itself",
+        "ForeignLoader makes its iterator, list_iterator, by itself",
+        "LateLoader makes its iterator, list_iterator, by itself",
     ]
 
 

@@ -38,10 +38,13 @@ def ended(*command: str, **more: Any) -> subprocess.CompletedProcess[str]:
 
 
 WAYS = {
-    "script": ((sys.executable, "mirror.py"), ("mirror.py",)),
-    "absolute script": ((sys.executable, str(PROGRAMS / "mirror.py")), (str(PROGRAMS / "mirror.py"),)),
+    "script": ((sys.executable, "environment_report.py"), ("environment_report.py",)),
+    "absolute script": (
+        (sys.executable, str(PROGRAMS / "environment_report.py")),
+        (str(PROGRAMS / "environment_report.py"),),
+    ),
     "module": ((sys.executable, "-m", "mirror"), ("-m", "mirror")),
-    "command": ((sys.executable, "-u", "mirror.py"), ("--", sys.executable, "-u", "mirror.py")),
+    "command": ((sys.executable, "-u", "environment_report.py"), ("--", sys.executable, "-u", "environment_report.py")),
 }
 
 
@@ -62,8 +65,8 @@ def test_a_program_sees_and_leaves_the_same_when_it_is_run_by_us(plain, ours, wh
 
 def test_flags_of_python_are_the_programs_when_it_is_started_with_them():
     """`python -W error -m outlive run` means them for the program."""
-    plain = ended(sys.executable, "-W", "error", "-O", "mirror.py", "exit", "0")
-    ours = ended(sys.executable, "-W", "error", "-O", "-m", "outlive", "run", "mirror.py", "exit", "0")
+    plain = ended(sys.executable, "-W", "error", "-O", "environment_report.py", "exit", "0")
+    ours = ended(sys.executable, "-W", "error", "-O", "-m", "outlive", "run", "environment_report.py", "exit", "0")
 
     assert json.loads(ours.stdout)["flags"] == json.loads(plain.stdout)["flags"]
 
@@ -82,7 +85,7 @@ def test_a_signal_reaches_the_program_when_it_is_sent_to_us(number):
             said, cried = process.communicate(timeout=60)
         return said, cried.splitlines()[-1:], process.returncode  # where it was is chance
 
-    assert end(*RUN, "mirror.py", "wait") == end(sys.executable, "mirror.py", "wait")
+    assert end(*RUN, "environment_report.py", "wait") == end(sys.executable, "environment_report.py", "wait")
 
 
 def test_a_program_finishes_and_sums_up_when_samples_are_bad():

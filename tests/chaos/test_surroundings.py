@@ -20,8 +20,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from deadlines import wait_until
 from outlive.testing import NotPossibleError, beside, busy_cpus, file_size_limit, full_disk, memory_pressure
-from transport.watching import wait_until
 
 PROGRAMS = Path(__file__).with_name("programs")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
@@ -128,7 +128,7 @@ def test_a_server_refuses_fails_cuts_off_and_hangs_when_it_is_told_to(outlive_se
 
 def test_nothing_is_left_of_a_burden_when_its_process_is_killed(can_mount):
     """Hogs, a mount and its folder go with SIGKILL of whoever asked for them."""
-    command = [sys.executable, PROGRAMS / "burdened.py", *(["disk"] if can_mount else [])]
+    command = [sys.executable, PROGRAMS / "under_pressure.py", *(["disk"] if can_mount else [])]
     with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         folder = process.stdout.readline().strip()

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from faults.table import Plant
+from faults.table import PlantedFault
 
 MIB = 1 << 20
 KINDS = {  # what is planted, and how it is judged
@@ -34,7 +34,7 @@ KINDS = {  # what is planted, and how it is judged
 }
 
 
-class Planted(Dataset[Any]):
+class BadSamples(Dataset[Any]):
     """Numbers, of which some are bad: index → kind."""
 
     def __init__(self, size: int, planted: dict[int, str]) -> None:
@@ -50,7 +50,7 @@ class Planted(Dataset[Any]):
             return index
         if kind == "memory":
             np.zeros(400 * MIB, np.uint8)[::4096] = 1
-        return Plant(kind)() or index
+        return PlantedFault(kind)() or index
 
 
 class Files(Dataset[Any]):
@@ -79,7 +79,7 @@ class NamedFiles(Files):
         return self.names[index]
 
 
-class Uneven(Dataset[Any]):
+class UnevenCosts(Dataset[Any]):
     """A few are slow, a few are huge. It notes who began which sample when."""
 
     def __init__(self, notes: Path) -> None:
@@ -126,7 +126,7 @@ class Numbers:
         if here in self.stream.bad:
             raise ValueError(f"{here} is bad")
         if here in self.stream.deadly:
-            Plant("sigkill")()
+            PlantedFault("sigkill")()
         return here
 
 
@@ -135,8 +135,8 @@ class Skipping(Numbers):
         self.at += count * self.step
 
 
-planted = Planted(2000, {7: "exception", 500: "os-exit", 1999: "lock-as-result"})
-good = Planted(300, {})
-empty = Planted(0, {})
+planted = BadSamples(2000, {7: "exception", 500: "os-exit", 1999: "lock-as-result"})
+good = BadSamples(300, {})
+empty = BadSamples(0, {})
 loader = torch.utils.data.DataLoader(planted, batch_size=10, num_workers=2)
 gone = Files([f"{number}.png" for number in range(100)], bad=tuple(f"{number}.png" for number in range(100)))

@@ -15,14 +15,14 @@ import pytest
 from click.testing import CliRunner
 
 import outlive
-from checking.datasets import KINDS, MIB, Planted, Stream, Uneven, planted
+from checking.datasets import KINDS, MIB, BadSamples, Stream, UnevenCosts, planted
+from deadlines import wait_until
 from outlive.checking.check import SLOW_FLOOR_S
 from outlive.checking.report import CheckReport, Figures, lines
 from outlive.cli import main
 from outlive.errors import PositionError
 from outlive.loader.fingerprint import Fingerprint
 from outlive.loader.quarantine_file import BadSample
-from transport.watching import wait_until
 
 pytestmark = pytest.mark.faults
 SIZE = 100_000
@@ -36,7 +36,7 @@ def test_exactly_the_planted_samples_are_found_of_ten_kinds(method, retries, tmp
     """
     kinds = list(KINDS) * 5
     places = [0, 1, 2, 500, SIZE - 1, *(700 + 2111 * number for number in range(45))]
-    dataset = Planted(SIZE, dict(zip(places, kinds, strict=True)))
+    dataset = BadSamples(SIZE, dict(zip(places, kinds, strict=True)))
 
     report = outlive.check(
         dataset,
@@ -61,7 +61,7 @@ def test_exactly_the_planted_samples_are_found_of_ten_kinds(method, retries, tmp
 
 def test_slow_and_huge_samples_are_named_and_figures_are_right(tmp_path):
     """One of 400 is slow, one is huge; all else is as usual, less what a busy machine held up."""
-    report = outlive.check(Uneven(tmp_path / "notes"), workers=2, start_method="fork")
+    report = outlive.check(UnevenCosts(tmp_path / "notes"), workers=2, start_method="fork")
     taken = seconds_taken(tmp_path / "notes")
 
     assert report.good
@@ -147,12 +147,19 @@ def test_two_shards_of_a_stream_share_it_as_twice_as_many_workers_would():
 # ---------------------------------------------------------------- killed, and going on
 
 
-class Killed:
+class InterruptedCheck:
     """A check of many samples, which is killed in the middle, and once more begun."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.state, self._log = folder / f"{kind}.json", folder / f"{kind}.log"
-        self._command = [sys.executable, "-m", "outlive", "check", f"{TESTS}/checking/slowly.py:{kind}", "--json"]
+        self._command = [
+            sys.executable,
+            "-m",
+            "outlive",
+            "check",
+            f"{TESTS}/checking/slow_datasets.py:{kind}",
+            "--json",
+        ]
         self._command += ["--state", str(self.state), "--workers", "2", "--start-method", "fork"]
         self._environment = os.environ | {"CHECK_LOG": str(self._log), "PYTHONPATH": os.pathsep.join(sys.path)}
         self._first = subprocess.Popen(
@@ -182,7 +189,9 @@ class Killed:
 
 def test_a_check_that_is_killed_goes_on_where_it_was(tmp_path):
     """Not from the beginning: what was checked is not tried again, what was found bad is not forgotten."""
-    checks = {kind: Killed(kind, tmp_path) for kind in ("slow", "slow_stream")}  # at the same time: they mostly wait
+    checks = {
+        kind: InterruptedCheck(kind, tmp_path) for kind in ("slow", "slow_stream")
+    }  # at the same time: they mostly wait
     for check in checks.values():
         check.kill()
     for check in checks.values():

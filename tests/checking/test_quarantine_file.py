@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 import outlive
-from checking.datasets import Files, NamedFiles, Planted, Stream
+from checking.datasets import BadSamples, Files, NamedFiles, Stream
 from outlive import FaultPolicy, IncidentKind, QuarantineFileError
 from outlive.loader import fingerprint, quarantine_file
 from outlive.loader.quarantine_file import BadSample, QuarantineFile
@@ -198,7 +198,7 @@ def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
 
 def test_several_files_are_obeyed_together(tmp_path):
     """As eight machines have written them."""
-    dataset = Planted(30, {})
+    dataset = BadSamples(30, {})
     paths = [write(dataset, tmp_path / f"{number}.json", number) for number in range(3)]
 
     assert set(outlive.DataLoader(dataset, quarantine=paths).quarantine) == {0, 1, 2}

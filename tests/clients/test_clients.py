@@ -125,7 +125,7 @@ def test_training_finishes_when_it_is_given_a_loader_of_ours(company):
     if not names:
         pytest.skip("none of these is installed (make clients does that)")
 
-    done = ended(*(TORCHRUN[1:] if company == ("ddp",) else (sys.executable,)), "ours.py", *names)
+    done = ended(*(TORCHRUN[1:] if company == ("ddp",) else (sys.executable,)), "with_outlive.py", *names)
 
     assert done.returncode == 0, done.stderr[-6000:]
     assert reports(done.stdout) == [expected(clients[name]) for name in names]

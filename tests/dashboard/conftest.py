@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboard import serving
+from dashboard import server_process
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +22,6 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def server(folders: None) -> Iterator[serving.Server]:
-    with serving.served() as found:
+def server(folders: None) -> Iterator[server_process.Server]:
+    with server_process.served() as found:
         yield found

@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 
 from dashboard.program import HOSTILE
-from dashboard.serving import DEADLINE_S, Server, deliver, running, served
-from transport.watching import wait_until
+from dashboard.server_process import DEADLINE_S, Server, deliver, running, served
+from deadlines import wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.leaks_allowed]  # playwright keeps its driver's pipes until the end
 
@@ -46,7 +46,7 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
-class Seen:
+class BrowserPage:
     """A page, and what went wrong in it."""
 
     def __init__(self, page: Any) -> None:
@@ -58,10 +58,10 @@ class Seen:
         page.on("request", lambda request: self.asked.append(request.url))
 
 
-def visit(browser: Any, url: str, **more: Any) -> Seen:
+def visit(browser: Any, url: str, **more: Any) -> BrowserPage:
     page = browser.new_page(**{"viewport": {"width": 1000, "height": 900}, **more})
     page.set_default_timeout(PATIENCE_MS)
-    seen = Seen(page)
+    seen = BrowserPage(page)
     page.goto(url)
     return seen
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from dashboard.serving import DEADLINE_S, Server
-from transport.watching import wait_until
+from dashboard.server_process import DEADLINE_S, Server
+from deadlines import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "seeing"
 _BLOCK = 8 << 20
@@ -37,11 +37,11 @@ def waits_for_disk(folder: Path) -> bool:
         assert reader.stdout is not None
         reader.stdout.readline()
 
-        def looked() -> bool:
+        def shows_the_page() -> bool:
             seen[Path(f"/proc/{reader.pid}/stat").read_text().rpartition(")")[2].split()[0]] += 1
             return seen.total() >= 40
 
-        assert wait_until(looked, DEADLINE_S)
+        assert wait_until(shows_the_page, DEADLINE_S)
     finally:
         reader.kill()
         reader.communicate()

@@ -19,10 +19,10 @@ from typing import Any
 
 import psutil
 
-from dashboard.serving import DEADLINE_S, Server, deliver, running, served
+from dashboard.server_process import DEADLINE_S, Server, deliver, running, served
+from deadlines import wait_until
 from metrics.terminals import Terminal
 from outlive._metrics import history, runtime
-from transport.watching import wait_until
 
 
 def titles(server: Server) -> str:

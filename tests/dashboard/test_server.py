@@ -15,9 +15,9 @@ import sys
 import pytest
 
 import outlive
-from dashboard import serving
-from dashboard.serving import DEADLINE_S, Server, deliver, running, served
-from transport.watching import wait_until
+from dashboard import server_process
+from dashboard.server_process import DEADLINE_S, Server, deliver, running, served
+from deadlines import wait_until
 
 
 def test_a_page_from_elsewhere_gets_nothing(server: Server):
@@ -274,7 +274,7 @@ def test_a_program_is_shown_when_it_is_run_with_dash(tmp_path):
     ) as process:
         assert process.stderr is not None
         assert process.stdin is not None
-        found = serving._ADDRESS.search(process.stderr.readline())
+        found = server_process._ADDRESS.search(process.stderr.readline())
         assert found is not None
         server = Server(found[1], int(found[2]), None, process)
         page = server.ask("/")

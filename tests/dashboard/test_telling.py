@@ -31,7 +31,7 @@ def snapshot(*slots: dict[str, Any], **more: Any) -> dict[str, Any]:
     return told | {"slots": list(slots), "advice": "", "breaker": "closed", "memory_limit": None} | more
 
 
-def story(*events: dict[str, Any]) -> Story:
+def make_story(*events: dict[str, Any]) -> Story:
     told = Story()
     for number, event in enumerate(events, 1):
         told.take({"n": number, "time": 100.0, **event})
@@ -70,7 +70,7 @@ def only(told: list[telling.Finding], kind: str) -> telling.Finding:
 
 def test_a_poison_sample_is_named_with_what_it_cost():
     """Two workers, the seconds until others were there, the journal's remedies; not what is done already."""
-    told = story(
+    told = make_story(
         {"kind": "worker-died", "slot": 1, "time": 110.0},
         incident(
             "crash", "null-pointer", 421, "aa", time=110.1, described=["a.png"], action="tried again", batch=52, epoch=1
@@ -104,7 +104,7 @@ def test_many_samples_that_raise_are_one_finding():
         events.append(incident("exception", "exception", n, f"{n:x}", slot=n % 40))
         events.append({"kind": "quarantine", "id": f"{n:x}", "verdict": "exception", "slot": 0, "samples": [n]})
 
-    told = story(*events)
+    told = make_story(*events)
     found = only(telling.findings(told, snapshot()), "poison")
 
     assert found.title == "Samples 0, 1, 2, 3, 4, 5 and 194 more raise an exception"
@@ -115,7 +115,7 @@ def test_many_samples_that_raise_are_one_finding():
 
 def test_a_sample_that_raises_is_told_how_to_be_left_out():
     """Where nothing was left out, the option is named."""
-    found = only(telling.findings(story(incident("exception", "exception", 9)), snapshot()), "poison")
+    found = only(telling.findings(make_story(incident("exception", "exception", 9)), snapshot()), "poison")
 
     assert found.title == "Sample 9 raises an exception"
     assert 'faults="skip" leaves such a sample out' in found.change[0]
@@ -134,7 +134,7 @@ def test_a_leak_is_told_when_workers_are_recycled_for_memory():
         {"kind": "worker-recycled", "slot": 1, "time": 106.0, "why": "somebody who watches the job asked for it"},
     ]
 
-    found = only(telling.findings(story(*events), snapshot(memory_limit=160 * MIB)), "leak")
+    found = only(telling.findings(make_story(*events), snapshot(memory_limit=160 * MIB)), "leak")
 
     assert found.who == "worker 0 (recycled 1 time)"
     assert found.since == 100.0
@@ -150,10 +150,10 @@ def test_a_leak_is_told_before_anything_is_recycled():
     rising = [tick(100.0 + n, 0, n, slots=[_held(0, 20 + 8 * n)]) for n in range(12)]
     warm = [tick(100.0 + n, 0, n, slots=[_held(0, min(20 + 20 * n, 90))]) for n in range(16)]
 
-    found = only(telling.findings(story(*rising), snapshot(memory_limit=400 * MIB)), "leak")
+    found = only(telling.findings(make_story(*rising), snapshot(memory_limit=400 * MIB)), "leak")
 
     assert "until it is recycled" in found.cost
-    assert [each.kind for each in telling.findings(story(*warm), snapshot())] == ["well"]
+    assert [each.kind for each in telling.findings(make_story(*warm), snapshot())] == ["well"]
 
 
 def _held(number: int, mib: int) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _held(number: int, mib: int) -> dict[str, Any]:
 )
 def test_waiting_is_explained_by_what_workers_do(load, kind, title, change):
     """Why the trainer waits, since when, how long in all, and how many workers would do."""
-    told = story(*waiting(0.6))
+    told = make_story(*waiting(0.6))
     now = snapshot(slot(0, **load), slot(1, **load), wait_seconds=12.0, trainer_seconds=18.0)
 
     found = only(telling.findings(told, now, cpus=16), kind)
@@ -188,7 +188,7 @@ def test_waiting_is_explained_by_what_workers_do(load, kind, title, change):
 
 def test_no_more_workers_are_advised_than_there_are_cpus():
     """Workers that compute need a CPU each; what is missing is told."""
-    told = story(*waiting(0.6))
+    told = make_story(*waiting(0.6))
     now = snapshot(slot(0, on_cpu=0.95), wait_seconds=12.0, trainer_seconds=18.0)
 
     found = only(telling.findings(told, now, cpus=2), "too-few-workers")
@@ -204,14 +204,14 @@ def test_fewer_workers_are_advised_when_they_take_each_other_the_cpu():
     load = {"on_cpu": 0.5, "starved": 0.5}
     now = snapshot(*(slot(n, **load) for n in range(3)), wait_seconds=12.0, trainer_seconds=18.0)
 
-    found = only(telling.findings(story(*waiting(0.6)), now, cpus=2), "starved")
+    found = only(telling.findings(make_story(*waiting(0.6)), now, cpus=2), "starved")
 
     assert found.change == ("num_workers=2, or more CPUs for the job",)
 
 
 def test_nothing_is_found_when_the_trainer_has_caught_up():
     """A slow beginning is over: it is no finding any more."""
-    told = story(*waiting(0.6, 0, 10), *(tick(110.0 + n, 6.0, 4.0 + n) for n in range(10)))
+    told = make_story(*waiting(0.6, 0, 10), *(tick(110.0 + n, 6.0, 4.0 + n) for n in range(10)))
 
     assert [each.kind for each in telling.findings(told, snapshot(slot(0, on_cpu=0.9)))] == ["well"]
 
@@ -222,8 +222,8 @@ def test_a_hang_is_told_while_it_lasts_and_after():
     hang = incident("hang", "sleeping", 77, seconds=34.0)
     condemned = {"kind": "quarantine", "id": "ab", "verdict": "sleeping", "slot": 1, "samples": [77]}
 
-    now = only(telling.findings(story(), held), "hang")
-    after = only(telling.findings(story(hang, condemned), snapshot()), "hang")
+    now = only(telling.findings(make_story(), held), "hang")
+    after = only(telling.findings(make_story(hang, condemned), snapshot()), "hang")
 
     assert now.title == "Worker 1 has had sample 77 in hand for 34 s"
     assert now.since == 96.0
@@ -237,8 +237,8 @@ def test_a_source_that_is_gone_is_told_and_that_it_is_back():
     gone = {"kind": "breaker", "id": "ab", "sentence": "the source is gone: OSError", "open": True}
     back = {"kind": "breaker", "id": "ac", "sentence": "the source is back", "open": False, "time": 112.0}
 
-    open_now = only(telling.findings(story(gone), snapshot(breaker="open since 30 s")), "breaker")
-    closed = only(telling.findings(story(gone, back), snapshot()), "breaker")
+    open_now = only(telling.findings(make_story(gone), snapshot(breaker="open since 30 s")), "breaker")
+    closed = only(telling.findings(make_story(gone, back), snapshot()), "breaker")
 
     assert (open_now.level, closed.level) == ("bad", "note")
     assert open_now.cost == "nothing is fetched since 30 s"
@@ -250,7 +250,7 @@ def test_a_death_that_blames_nobody_is_told():
     """A worker that was killed while it did nothing."""
     killed = incident("crash", "killed", None, samples=[], action="replaced")
 
-    found = only(telling.findings(story(killed), snapshot()), "death")
+    found = only(telling.findings(make_story(killed), snapshot()), "death")
 
     assert found.title.startswith("1 worker died (killed)")
     assert found.which == "no sample: none was in hand"
@@ -258,7 +258,7 @@ def test_a_death_that_blames_nobody_is_told():
 
 def test_the_worst_comes_first():
     """What gave up, what kills, what raises, what costs time, what is good to know."""
-    told = story(
+    told = make_story(
         *waiting(0.6),
         incident("exception", "exception", 9),
         incident("crash", "killed", 13, "ac"),

@@ -46,7 +46,7 @@ class Plain(Dataset[Any]):
         return torch.full(self.shape, float(index)), index
 
 
-class Doing(Plain):
+class FunctionDataset(Plain):
     """Its samples are what a function of this module says."""
 
     def __init__(self, fetch: Callable[[Any, int], Any], **held: Any) -> None:
@@ -72,7 +72,7 @@ def stock(dataset: Any, **options: Any) -> Any:
 # ---------------------------------------------------------------- nothing the matter
 
 
-class Table(Dataset[Any]):
+class DataFrameDataset(Dataset[Any]):
     """Of a DataFrame and an Arrow table, as people have them."""
 
     def __init__(self) -> None:
@@ -99,15 +99,15 @@ class Table(Dataset[Any]):
 
 
 def clean_stock() -> Situation:
-    return stock(Table(), num_workers=max(1, math.floor(CPUS))), {"samples": 8}
+    return stock(DataFrameDataset(), num_workers=max(1, math.floor(CPUS))), {"samples": 8}
 
 
 def clean_ours() -> Situation:
-    return ours(Table(), num_workers=max(1, math.floor(CPUS))), {"samples": 8}
+    return ours(DataFrameDataset(), num_workers=max(1, math.floor(CPUS))), {"samples": 8}
 
 
 def clean_spawned() -> Situation:
-    return ours(Table(), multiprocessing_context="spawn", num_workers=1), {"samples": 4, "time_limit": 120.0}
+    return ours(DataFrameDataset(), multiprocessing_context="spawn", num_workers=1), {"samples": 4, "time_limit": 120.0}
 
 
 def clean_stream() -> Situation:
@@ -150,7 +150,7 @@ def grpc_worked() -> Situation:
         grpc.channel_ready_future(channel).result(0.1)
     except grpc.FutureTimeoutError:
         pass  # nobody is there: its threads are
-    return ours(Doing(nothing, channel=channel)), NO_SAMPLES
+    return ours(FunctionDataset(nothing, channel=channel)), NO_SAMPLES
 
 
 def polars_worked() -> Situation:
@@ -172,11 +172,11 @@ def many_threads() -> Situation:
 
 
 def many_workers() -> Situation:
-    return stock(Doing(compute), num_workers=math.ceil(CPUS) * 3), {"samples": 4}
+    return stock(FunctionDataset(compute), num_workers=math.ceil(CPUS) * 3), {"samples": 4}
 
 
 def many_workers_that_wait() -> Situation:
-    return stock(Doing(wait), num_workers=math.ceil(CPUS) * 3), {"samples": 4}
+    return stock(FunctionDataset(wait), num_workers=math.ceil(CPUS) * 3), {"samples": 4}
 
 
 def cuda_is_on() -> Situation:
@@ -203,7 +203,7 @@ def large_batches_of_ours() -> Situation:
 
 
 def many_tensors() -> Situation:
-    return stock(Doing(leaves), batch_size=4), {"samples": 2}
+    return stock(FunctionDataset(leaves), batch_size=4), {"samples": 2}
 
 
 # ---------------------------------------------------------------- datasets
@@ -214,13 +214,13 @@ class Compose:
         self.transforms = list(transforms)
 
 
-class Step:
+class Transform:
     def __init__(self, fn: Any) -> None:
         self.fn = fn
 
 
 def lambda_inside() -> Situation:
-    dataset = Doing(nothing, transform=Compose(abs, Step(abs), Step(lambda x: x)))
+    dataset = FunctionDataset(nothing, transform=Compose(abs, Transform(abs), Transform(lambda x: x)))
     return ours(dataset, multiprocessing_context="spawn"), NO_SAMPLES
 
 
@@ -230,36 +230,36 @@ def lambda_collates() -> Situation:
 
 def own_keys() -> Situation:
     """Indices that only the sampler knows."""
-    return stock(Keyed(), batch_size=1, batch_sampler=[["a", "b"], ["c"]]), {"samples": 3}
+    return stock(KeyedByName(), batch_size=1, batch_sampler=[["a", "b"], ["c"]]), {"samples": 3}
 
 
-class Keyed(Dataset[Any]):
+class KeyedByName(Dataset[Any]):
     def __getitem__(self, index: str) -> Any:
         return {"a": 1, "b": 2, "c": 3}[index]
 
 
 def killing_the_trainer() -> Situation:
-    return ours(Doing(misbehave, hangs=False), num_workers=0, multiprocessing_context=None), {"samples": 4}
+    return ours(FunctionDataset(misbehave, hangs=False), num_workers=0, multiprocessing_context=None), {"samples": 4}
 
 
 def lambda_inside_but_forked() -> Situation:
-    return ours(Doing(nothing, transform=Compose(Step(lambda x: x)))), NO_SAMPLES
+    return ours(FunctionDataset(nothing, transform=Compose(Transform(lambda x: x)))), NO_SAMPLES
 
 
 def large_to_pickle() -> Situation:
-    dataset = Doing(nothing, images=numpy.zeros(300 << 20, numpy.uint8), more=torch.zeros(1000))
+    dataset = FunctionDataset(nothing, images=numpy.zeros(300 << 20, numpy.uint8), more=torch.zeros(1000))
     return stock(dataset, multiprocessing_context="spawn"), NO_SAMPLES
 
 
 def python_objects() -> Situation:
-    dataset = Doing(nothing, paths=[f"/data/images/{number:09d}.jpg" for number in range(300_000)])
+    dataset = FunctionDataset(nothing, paths=[f"/data/images/{number:09d}.jpg" for number in range(300_000)])
     dataset.names = numpy.array([f"name {number}" for number in range(300_000)], dtype=object)  # type: ignore[attr-defined]
     return stock(dataset), NO_SAMPLES
 
 
 def python_objects_shared() -> Situation:
     paths = outlive.share([f"/data/images/{number:09d}.jpg" for number in range(300_000)])
-    return ours(Doing(nothing, paths=paths, numbers=numpy.zeros(10 << 20))), NO_SAMPLES
+    return ours(FunctionDataset(nothing, paths=paths, numbers=numpy.zeros(10 << 20))), NO_SAMPLES
 
 
 def things_held() -> Situation:
@@ -276,18 +276,18 @@ def things_held_but_closed() -> Situation:
 
 def lock_and_threads() -> Situation:
     threads_run()
-    return ours(Doing(nothing, guard=Step(threading.Lock()))), NO_SAMPLES
+    return ours(FunctionDataset(nothing, guard=Transform(threading.Lock()))), NO_SAMPLES
 
 
 def lock_at_rest() -> Situation:
-    return ours(Doing(nothing, guard=Step(threading.Lock()))), NO_SAMPLES
+    return ours(FunctionDataset(nothing, guard=Transform(threading.Lock()))), NO_SAMPLES
 
 
 def _holding() -> Any:
     lock = threading.Lock()
     lock.acquire()
     connection = sqlite3.connect(":memory:")
-    return Doing(
+    return FunctionDataset(
         nothing,
         file=open(os.devnull, "rb"),
         sockets={"upstream": socket.socket()},
@@ -377,49 +377,49 @@ class Stream(IterableDataset[Any]):
             yield torch.full((4,), float(number)) * torch.rand(1)
 
 
-class NoneAtAll(SubsetRandomSampler):
+class EmptySampler(SubsetRandomSampler):
     """Not one of torch's own, which the doctor knows."""
 
 
-class Unstartable(Plain):
+class FailsToUnpickle(Plain):
     def __setstate__(self, state: Any) -> None:
         raise KeyError("a field of an older version")
 
 
 def bad_samples() -> Situation:
-    return stock(Doing(misbehave, hangs=True)), {"samples": 7, "time_limit": 15.0}
+    return stock(FunctionDataset(misbehave, hangs=True)), {"samples": 7, "time_limit": 15.0}
 
 
 def bad_samples_left_out() -> Situation:
-    return ours(Doing(misbehave, hangs=False), faults="skip"), {"samples": 4}
+    return ours(FunctionDataset(misbehave, hangs=False), faults="skip"), {"samples": 4}
 
 
 def counting() -> Situation:
-    return ours(Doing(count)), {"samples": 4}
+    return ours(FunctionDataset(count)), {"samples": 4}
 
 
 def own_generator() -> Situation:
-    return ours(Doing(draw_from_own, rng=numpy.random.default_rng(0))), {"samples": 4}
+    return ours(FunctionDataset(draw_from_own, rng=numpy.random.default_rng(0))), {"samples": 4}
 
 
 def unseeded() -> Situation:
-    return ours(Doing(draw_unseeded)), {"samples": 4}
+    return ours(FunctionDataset(draw_unseeded)), {"samples": 4}
 
 
 def by_process() -> Situation:
-    return ours(Doing(tell_process)), {"samples": 4}
+    return ours(FunctionDataset(tell_process)), {"samples": 4}
 
 
 def racing() -> Situation:
-    return ours(Doing(race)), {"samples": 8}
+    return ours(FunctionDataset(race)), {"samples": 8}
 
 
 def dying_in_company() -> Situation:
-    return ours(Doing(die_in_company)), {"samples": 2}
+    return ours(FunctionDataset(die_in_company)), {"samples": 2}
 
 
 def unstartable() -> Situation:
-    return ours(Unstartable(), multiprocessing_context="spawn"), {"samples": 2}
+    return ours(FailsToUnpickle(), multiprocessing_context="spawn"), {"samples": 2}
 
 
 def empty() -> Situation:
@@ -431,11 +431,11 @@ def empty_stream() -> Situation:
 
 
 def drawing_none() -> Situation:
-    return ours(Plain(), sampler=NoneAtAll(())), {"samples": 4}
+    return ours(Plain(), sampler=EmptySampler(())), {"samples": 4}
 
 
 def straggling() -> Situation:
-    return ours(Doing(linger)), {"samples": 5, "time_limit": 60.0}
+    return ours(FunctionDataset(linger)), {"samples": 5, "time_limit": 60.0}
 
 
 def stream_that_kills() -> Situation:
@@ -443,13 +443,13 @@ def stream_that_kills() -> Situation:
 
 
 def too_slow_for_all() -> Situation:
-    return ours(Doing(linger)), {"samples": 5, "time_limit": 1.0}
+    return ours(FunctionDataset(linger)), {"samples": 5, "time_limit": 1.0}
 
 
 # ---------------------------------------------------------------- odd ones
 
 
-class Trap:
+class RaisesOnAccess:
     """Whatever is asked of it raises."""
 
     def __getattr__(self, name: str) -> Any:
@@ -479,13 +479,13 @@ class Trap:
         raise RuntimeError("do not weigh")
 
 
-class Odd(Dataset[Any]):
+class OddAttributes(Dataset[Any]):
     @property
     def broken(self) -> Any:
         raise RuntimeError("a property that raises")
 
     def __init__(self) -> None:
-        self.trap = Trap()
+        self.trap = RaisesOnAccess()
         self.cycle: list[Any] = [self]
         self.cycle.append(self.cycle)
         deep: list[Any] = []
@@ -494,16 +494,16 @@ class Odd(Dataset[Any]):
             deep.append([])
             deep = deep[0]
         self.many = [[number] for number in range(300_000)]
-        self.keyed = {Step(None): Trap(), (1, 2): Trap()}
+        self.keyed = {Transform(None): RaisesOnAccess(), (1, 2): RaisesOnAccess()}
 
     def __len__(self) -> int:
         return 10**15
 
     def __getitem__(self, index: int) -> Any:
-        return {"trap": Trap(), "index": index, "cycle": self.cycle}
+        return {"trap": RaisesOnAccess(), "index": index, "cycle": self.cycle}
 
 
-class Unmeasurable(Odd):
+class LengthRaises(OddAttributes):
     def __len__(self) -> int:
         raise TypeError("nobody knows")
 
@@ -511,19 +511,19 @@ class Unmeasurable(Odd):
         raise RuntimeError("do not pickle")
 
 
-class Deadly(Plain):
+class LengthCrashes(Plain):
     def __len__(self) -> int:
         ctypes.string_at(0)
         raise AssertionError
 
 
 def odd() -> Situation:
-    return Odd(), {"samples": 3, "start_method": "fork"}
+    return OddAttributes(), {"samples": 3, "start_method": "fork"}
 
 
 def unmeasurable() -> Situation:
-    return stock(Unmeasurable(), multiprocessing_context="spawn", sampler=[1, 2, 3]), {"samples": 3}
+    return stock(LengthRaises(), multiprocessing_context="spawn", sampler=[1, 2, 3]), {"samples": 3}
 
 
 def deadly_length() -> Situation:
-    return Deadly(), {"start_method": "fork"}
+    return LengthCrashes(), {"start_method": "fork"}

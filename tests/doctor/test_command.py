@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from doctor.examining import environment
+from doctor.examination import environment
 from outlive._forensics import words
 from outlive.doctor import Finding, Rank, dataset, printing
 
@@ -56,7 +56,7 @@ class Slow(Numbers):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "made_up.py").write_text(MODULE)
+    (tmp_path / "my_dataset.py").write_text(MODULE)
     return tmp_path
 
 
@@ -70,14 +70,14 @@ def doctor(folder: Path, *arguments: str, **streams: Any) -> subprocess.Complete
 
 def test_a_healthy_dataset_ends_with_0_and_a_page_of_80_columns(folder):
     """It says what was looked at, and that nothing was found; nothing of it needs torch."""
-    ended = doctor(folder, "made_up.py:Numbers", "--no-compiled", "--samples", "4", "--workers", "2")
+    ended = doctor(folder, "my_dataset.py:Numbers", "--no-compiled", "--samples", "4", "--workers", "2")
 
     lines = ended.stdout.splitlines()
     assert ended.returncode == 0, ended.stderr
-    assert lines[0] == "outlive doctor made_up.py:Numbers"
+    assert lines[0] == "outlive doctor my_dataset.py:Numbers"
     assert lines[-1] == "Nothing was found that kills workers, changes samples or slows them down."
     assert max(map(len, lines)) <= 80
-    assert any(line.startswith("  dataset   made_up.Numbers") for line in lines)
+    assert any(line.startswith("  dataset   my_dataset.Numbers") for line in lines)
     assert any(line.startswith("  samples   4 of 100 fetched") for line in lines)
     assert any("2 workers × " in line for line in lines)
     assert ended.stderr == "loading\n"
@@ -85,15 +85,15 @@ def test_a_healthy_dataset_ends_with_0_and_a_page_of_80_columns(folder):
 
 def test_what_kills_ends_with_1_as_a_page_and_as_json(folder):
     """The page tames what an exception says; the JSON is all there is on standard output."""
-    page = doctor(folder, "made_up:Broken", "--no-compiled", "--samples", "2")
-    told = doctor(folder, "made_up:Broken", "--no-compiled", "--samples", "2", "--json")
+    page = doctor(folder, "my_dataset:Broken", "--no-compiled", "--samples", "2")
+    told = doctor(folder, "my_dataset:Broken", "--no-compiled", "--samples", "2", "--json")
 
     assert (page.returncode, told.returncode) == (1, 1), page.stderr + told.stderr
     assert "Will kill\n─────────\n  sample 99 raises OSError:" in page.stdout
-    assert "    → outlive check made_up:Broken (finds all such samples)" in page.stdout.splitlines()
+    assert "    → outlive check my_dataset:Broken (finds all such samples)" in page.stdout.splitlines()
     assert "\x1b" not in page.stdout
     answer = json.loads(told.stdout)
-    assert answer["target"] == "made_up:Broken"
+    assert answer["target"] == "my_dataset:Broken"
     assert answer["kills"] is True
     assert [(finding["name"], finding["rank"]) for finding in answer["findings"]] == [("sample-raises", "will kill")]
     assert answer["samples"]["fetched"] == 2
@@ -102,7 +102,7 @@ def test_what_kills_ends_with_1_as_a_page_and_as_json(folder):
 
 def test_only_the_answer_is_on_standard_output_and_the_command_ends(folder):
     """Whatever the dataset prints, in this process and in others, and though its module starts a thread for ever."""
-    ended = doctor(folder, "made_up:endless", "--no-compiled", "--samples", "2", "--json")
+    ended = doctor(folder, "my_dataset:endless", "--no-compiled", "--samples", "2", "--json")
 
     assert [finding["name"] for finding in json.loads(ended.stdout)["findings"]] == ["threads-before-fork"]
     assert ended.returncode == 1
@@ -113,8 +113,8 @@ def test_only_the_answer_is_on_standard_output_and_the_command_ends(folder):
     ("arguments", "words"),
     [
         (("no_such_module:loader",), "there is no module 'no_such_module' here"),
-        (("made_up.py",), "names no attribute; write made_up.py:dataset"),
-        (("made_up:time",), "made_up:time is a module: neither a DataLoader nor a dataset"),
+        (("my_dataset.py",), "names no attribute; write my_dataset.py:dataset"),
+        (("my_dataset:time",), "my_dataset:time is a module: neither a DataLoader nor a dataset"),
         (("--cpu", "x86-64-v9"), "cpu 'x86-64-v9' is not in archspec's database"),
         (("--workers", "-1"), "-1 is not in the range"),
         (("--start-method", "thread"), "'thread' is not one of"),
@@ -132,7 +132,7 @@ def test_wrong_usage_ends_with_2_and_a_sentence(folder, arguments, words):
 
 def test_a_terminal_sees_how_far_it_is_and_a_file_does_not(folder):
     """Where it takes a while: one line, on standard error, gone at the end."""
-    arguments = ("made_up:Slow", "--no-compiled", "--samples", "3")
+    arguments = ("my_dataset:Slow", "--no-compiled", "--samples", "3")
     master, slave = pty.openpty()
     try:
         with ThreadPoolExecutor() as beside:

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import groups
-from doctor.examining import Found, examined, examined_in
+import control_groups
+from doctor.examination import Found, examined, examined_in
 from doctor.test_machine import limited, with_shm
 from outlive.doctor import sampling
 from outlive.doctor.fetching import Look
@@ -24,7 +24,7 @@ from outlive.doctor.plan import Plan
 from outlive.doctor.sampling import Sampled
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(400)]
-memory_group = groups.memory_group
+memory_group = control_groups.memory_group
 
 CLEAN = ("clean_stock", "clean_ours", "clean_spawned", "clean_stream", "clean_alone")
 # situation → findings with their ranks, and words that they say

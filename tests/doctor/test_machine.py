@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-import groups
-from doctor.examining import Found, examined, examined_in
+import control_groups
+from doctor.examination import Found, examined, examined_in
 from outlive.doctor import examine
 from outlive.doctor.findings import Rank
 
 MANY = "100000"
-memory_group = groups.memory_group
+memory_group = control_groups.memory_group
 
 
 def machine(prepare: Any = None, before: tuple[str, ...] = (), **variables: str) -> Found:
@@ -91,7 +91,7 @@ def test_few_processes_are_found_by_user():
 
 def test_few_processes_are_found_in_a_cgroup():
     """pids.max counts threads, too."""
-    with groups.group_of("pids") as (group, _):
+    with control_groups.group_of("pids") as (group, _):
         (group / "pids.max").write_text("24")
         found = examined_in(group, WORKERS="8")["machine"]
         (group / "pids.max").write_text("300")
@@ -106,7 +106,7 @@ def test_few_processes_are_found_in_a_cgroup():
 
 def test_a_cpu_limit_is_found_that_libraries_do_not_see():
     """They ask how many CPUs the machine has."""
-    with groups.cpu_group(0.4) as group:
+    with control_groups.cpu_group(0.4) as group:
         found = examined_in(group)["machine"]
         told = examined_in(group, OMP_NUM_THREADS="1")["machine"]
 

@@ -19,8 +19,8 @@ import sysconfig
 
 import pytest
 
-from doctor.compiled import ASK, AT_LOAD, CAREFUL, FLOATS, WIDE, build, can_compile, run
-from forensics.illegal import WANTING, missing_here
+from doctor.compiled_libraries import ASK, AT_LOAD, CAREFUL, FLOATS, WIDE, build, can_compile, run
+from forensics.illegal_instructions import WANTING, missing_here
 from outlive.doctor import native
 from outlive.doctor.findings import Rank
 from outlive.doctor.native import features, machines

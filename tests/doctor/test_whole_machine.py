@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-import groups
-from doctor.examining import PROGRAM, Found, environment
-from transport.watching import wait_until
+import control_groups
+from deadlines import wait_until
+from doctor.examination import PROGRAM, Found, environment
 
 pytestmark = [
     pytest.mark.alone,
@@ -30,7 +30,7 @@ pytestmark = [
 ]
 VM = Path("/proc/sys/vm")
 SWAP, HELD, KEPT = 420 << 20, 380 << 20, 60 << 20
-memory_group = groups.memory_group
+memory_group = control_groups.memory_group
 # Holds memory until it is told to end.
 HOLDS = "import sys; held = bytearray(b'x') * int(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
 

@@ -1,7 +1,7 @@
-"""Has pytest explain the assertions of `evidence.py` as it does those of the tests."""
+"""Has pytest explain the assertions of `expectations.py` as it does those of the tests."""
 
 from __future__ import annotations
 
 import pytest
 
-pytest.register_assert_rewrite("faults.evidence")
+pytest.register_assert_rewrite("faults.expectations")

@@ -27,8 +27,8 @@ import torch
 from torch.utils.data import Dataset
 
 import outlive
+from deadlines import wait_until
 from outlive import FaultPolicy, Incident, IncidentKind
-from transport.watching import wait_until
 
 SIZE, BATCH, WORKERS = 48, 4, 2
 GATED = 18  # in the middle of a batch
@@ -64,7 +64,7 @@ class Files(Dataset[torch.Tensor]):
         return sample((self.home / "folder" / str(index)).read_text())
 
 
-class Lagging(Files):
+class WaitsForReturn(Files):
     """Sample 21 waits until the folder is there: what failed before it did so while the folder was away."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
@@ -73,7 +73,7 @@ class Lagging(Files):
         return super().__getitem__(index)
 
 
-class Late(Files):
+class FailsAfterReturn(Files):
     """Samples 20 and 21 need no folder. 22 and 23, the last of their batch, do, and 23 fails when it is there again."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
@@ -88,7 +88,7 @@ class Late(Files):
             raise
 
 
-class Held(Files):
+class KeepsFolderOpen(Files):
     """Reads through a descriptor of the folder, opened once in each process: dead once the folder was removed."""
 
     descriptor = -1
@@ -109,7 +109,7 @@ class FilesAtOnce(Files):
         return [self[index] for index in indices]
 
 
-class Trapped(Files):
+class HangsWhileAway(Files):
     """Without a gate. What was good before hangs while the folder is away."""
 
     def __init__(self, home: Path) -> None:
@@ -125,7 +125,7 @@ class Trapped(Files):
         return value
 
 
-class Served(Files):
+class ServerSamples(Files):
     """Samples from a server."""
 
     def __init__(self, home: Path, port: int) -> None:
@@ -178,7 +178,7 @@ def serving() -> Iterator[Server]:
         server.stop()
 
 
-class Home:
+class SourceFolder:
     """The folder with all files in it, and its gate."""
 
     def __init__(self, path: Path) -> None:

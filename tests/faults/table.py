@@ -4,9 +4,9 @@ Reads   marker files, to know whether a fault that fires once has fired.
 Writes  marker files; otherwise it ruins the process that it is called in.
 Never   a class or function that a spawned worker could not import by name.
 
-A `Fault` is a kind of death, error or hang. A `Plant` is a fault at a place: it fires always (poison), or only in
-the first life that comes by (transient). `Moment` says where in a worker's work it stands. A new kind of death is a
-new row of FAULTS: every moment, policy and start method comes with it.
+A `Fault` is a kind of death, error or hang. A `PlantedFault` is a fault at a place: it fires always (poison), or
+only in the first worker that reaches it (transient). `Moment` says where in a worker's work it fires. A new kind of
+death is a new row of FAULTS: every moment, policy and start method comes with it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Moment(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Spot:
+class FaultSite:
     """A moment, and the kind of dataset."""
 
     moment: Moment
@@ -70,16 +70,16 @@ class Spot:
 
 
 # Where a sample is in hand, alone or among those of its batch; worker_init_fn stands apart, for it has none.
-SPOTS = (
-    Spot(Moment.GETITEM),
-    Spot(Moment.GETITEMS),
-    Spot(Moment.COLLATE),
-    Spot(Moment.SENDING),
-    Spot(Moment.NEXT, stream=True),
-    Spot(Moment.COLLATE, stream=True),
-    Spot(Moment.SENDING, stream=True),
+SITES = (
+    FaultSite(Moment.GETITEM),
+    FaultSite(Moment.GETITEMS),
+    FaultSite(Moment.COLLATE),
+    FaultSite(Moment.SENDING),
+    FaultSite(Moment.NEXT, stream=True),
+    FaultSite(Moment.COLLATE, stream=True),
+    FaultSite(Moment.SENDING, stream=True),
 )
-INIT_SPOTS = (Spot(Moment.INIT), Spot(Moment.INIT, stream=True))
+INIT_SITES = (FaultSite(Moment.INIT), FaultSite(Moment.INIT, stream=True))
 
 
 # ---------------------------------------------------------------- exceptions
@@ -221,7 +221,7 @@ FAULTS = {
 
 
 @dataclass(frozen=True)
-class Plant:
+class PlantedFault:
     """A fault at a place. With `marker` it fires so many times only, in whichever processes make those files first."""
 
     fault: str

@@ -83,7 +83,7 @@ class Samples(Dataset[Any]):
         self.faults[index]()
 
 
-class Numbered:
+class SampleIterator:
     def __init__(self, samples: Samples, indices: range) -> None:
         self.samples = samples
         self.indices = iter(indices)
@@ -98,7 +98,7 @@ class Stream(IterableDataset[Any]):
 
     def __iter__(self) -> Any:
         info = get_worker_info()
-        return Numbered(self.samples, range(info.id, SIZE, info.num_workers))
+        return SampleIterator(self.samples, range(info.id, SIZE, info.num_workers))
 
 
 def collate_badly(samples: list[Any]) -> Any:
@@ -107,14 +107,14 @@ def collate_badly(samples: list[Any]) -> Any:
     return torch.utils.data.default_collate(samples)
 
 
-class Refusing:
+class Unpicklable:
     def __reduce__(self) -> Any:
         raise TypeError("not to be pickled")
 
 
-def add_refusing(samples: list[Any]) -> Any:
+def add_unpicklable(samples: list[Any]) -> Any:
     batch = torch.utils.data.default_collate(samples)
-    return [*batch, Refusing()] if any(index == 6 for index, _, _ in samples) else [*batch, None]
+    return [*batch, Unpicklable()] if any(index == 6 for index, _, _ in samples) else [*batch, None]
 
 
 def epoch(loader: Any) -> list[list[Any]]:
@@ -173,7 +173,7 @@ def test_each_healthy_sample_comes_once_when_others_hang():
     assert "in hang" in loader.quarantine[3].stack
 
 
-@pytest.mark.parametrize("collate", [collate_badly, add_refusing])
+@pytest.mark.parametrize("collate", [collate_badly, add_unpicklable])
 def test_the_culprit_is_found_when_a_batch_cannot_be_made(collate):
     """By halving, where collating kills; by trying, where pickling raises."""
     loader = make(Samples({}), collate_fn=collate, faults=FaultPolicy("skip", retries=0))

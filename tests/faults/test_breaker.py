@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 
+from deadlines import wait_until
 from faults.sources import (
     DEADLINE_S,
     SIZE,
+    FailsAfterReturn,
     Files,
     FilesAtOnce,
-    Held,
-    Home,
-    Lagging,
-    Late,
-    Served,
-    Trapped,
+    HangsWhileAway,
+    KeepsFolderOpen,
+    ServerSamples,
+    SourceFolder,
+    WaitsForReturn,
     all_wait,
     breakers,
     make_loader,
@@ -31,7 +32,6 @@ from faults.sources import (
     values,
 )
 from outlive import Incident, IncidentKind, SourceUnavailableError
-from transport.watching import wait_until
 
 pytestmark = pytest.mark.faults
 
@@ -41,11 +41,13 @@ everywhere = pytest.mark.parametrize("method", ["fork", "spawn", "forkserver", N
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path)
+def home(tmp_path: Path) -> SourceFolder:
+    return SourceFolder(tmp_path)
 
 
-def undisturbed(home: Home, dataset: Any, method: str | None, faults: Any = "skip", **options: Any) -> list[Any]:
+def undisturbed(
+    home: SourceFolder, dataset: Any, method: str | None, faults: Any = "skip", **options: Any
+) -> list[Any]:
     home.open_gate()
     batches = [values(batch) for batch in make_loader(dataset, method, faults, **options)]
     home.close_gate()
@@ -63,7 +65,7 @@ def disturbed(loader: Any, begin: Callable[[], None], after: int = 3) -> list[An
 
 
 @everywhere
-def test_not_one_bit_differs_when_the_folder_goes_away_and_comes_back(home: Home, method: str | None) -> None:
+def test_not_one_bit_differs_when_the_folder_goes_away_and_comes_back(home: SourceFolder, method: str | None) -> None:
     """Every sample is delivered once, with the random numbers of a run without the outage."""
     expected = undisturbed(home, Files(home.path), method)
     words = []
@@ -87,9 +89,11 @@ def test_not_one_bit_differs_when_the_folder_goes_away_and_comes_back(home: Home
     assert loader[0].statistics().breaker == "closed"
 
 
-@pytest.mark.parametrize("dataset", [Lagging, Late], ids=["next", "probe"])
+@pytest.mark.parametrize("dataset", [WaitsForReturn, FailsAfterReturn], ids=["next", "probe"])
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_a_sample_is_not_condemned_because_the_folder_is_back(home: Home, method: str, dataset: type[Files]) -> None:
+def test_a_sample_is_not_condemned_because_the_folder_is_back(
+    home: SourceFolder, method: str, dataset: type[Files]
+) -> None:
     """The next one came, or a probe does; its batch is done again: another worker has seen that the source was gone."""
     expected = undisturbed(home, dataset(home.path), method)
 
@@ -122,7 +126,7 @@ def test_a_sample_is_not_condemned_because_the_folder_is_back(home: Home, method
     ids=["replace", "getitems", "callable", "raise", "raise-inline-getitems"],
 )
 def test_nothing_is_lost_whatever_the_policy(
-    home: Home, method: str | None, dataset: type[Files], settings: dict[str, Any]
+    home: SourceFolder, method: str | None, dataset: type[Files], settings: dict[str, Any]
 ) -> None:
     """Under raise it takes retry_on: who says that an exception is worth another try means this."""
     faults = policy(**settings)
@@ -146,7 +150,7 @@ def test_nothing_is_lost_whatever_the_policy(
 
 
 @everywhere
-def test_one_error_ends_the_epoch_when_the_folder_does_not_come_back(home: Home, method: str | None) -> None:
+def test_one_error_ends_the_epoch_when_the_folder_does_not_come_back(home: SourceFolder, method: str | None) -> None:
     """It comes once, names cause and sample, and the quarantine is empty: the next epoch has everything again."""
     loader = make_loader(Files(home.path), method, policy(on_error="skip", breaker_patience=0.5))
     iterator = iter(loader)
@@ -173,10 +177,10 @@ def test_one_error_ends_the_epoch_when_the_folder_does_not_come_back(home: Home,
 
 
 @pytest.mark.parametrize("method", ["spawn", None])  # a fork would hold the port
-def test_all_is_delivered_when_a_server_refuses_for_a_while(home: Home, method: str | None) -> None:
+def test_all_is_delivered_when_a_server_refuses_for_a_while(home: SourceFolder, method: str | None) -> None:
     """Connections are refused for real, and the server comes back at the same port."""
     with serving() as server:
-        dataset = Served(home.path, server.port)
+        dataset = ServerSamples(home.path, server.port)
         expected = undisturbed(home, dataset, method)
         loader: list[Any] = []
 
@@ -195,7 +199,7 @@ def test_all_is_delivered_when_a_server_refuses_for_a_while(home: Home, method: 
 
 
 @pytest.mark.parametrize("persistent", [True, False])
-def test_an_outage_between_two_epochs_is_noticed_too(home: Home, persistent: bool) -> None:
+def test_an_outage_between_two_epochs_is_noticed_too(home: SourceFolder, persistent: bool) -> None:
     """Workers of the second epoch have fetched nothing yet; what was good in the first is known to the loader."""
     home.open_gate()
     loader: list[Any] = []
@@ -213,7 +217,7 @@ def test_an_outage_between_two_epochs_is_noticed_too(home: Home, persistent: boo
 
 @everywhere
 @pytest.mark.parametrize("bad", [range(0, SIZE, 5), range(20, 30)], ids=["every fifth", "ten in a row"])
-def test_bad_files_are_left_out_while_others_are_good(home: Home, method: str | None, bad: range) -> None:
+def test_bad_files_are_left_out_while_others_are_good(home: SourceFolder, method: str | None, bad: range) -> None:
     """A sample that was good before is still good: the breaker stays closed, the samples are to blame."""
     home.open_gate()
     loader = make_loader(Files(home.path, tuple(bad)), method, policy(on_error="skip", max_bad=None))
@@ -227,7 +231,9 @@ def test_bad_files_are_left_out_while_others_are_good(home: Home, method: str | 
 
 @pytest.mark.parametrize("dataset", [Files, FilesAtOnce])
 @pytest.mark.parametrize("method", ["fork", None])
-def test_bad_files_are_left_out_though_the_first_ten_are_bad(home: Home, method: str | None, dataset: Any) -> None:
+def test_bad_files_are_left_out_though_the_first_ten_are_bad(
+    home: SourceFolder, method: str | None, dataset: Any
+) -> None:
     """Nothing good is known yet: others are tried by chance, and as soon as one is good it is known."""
     home.open_gate()
     loader = make_loader(dataset(home.path, tuple(range(10))), method, policy(on_error="skip", max_bad=None))
@@ -239,7 +245,7 @@ def test_bad_files_are_left_out_though_the_first_ten_are_bad(home: Home, method:
     assert loader.statistics().breaker == "closed"
 
 
-def test_nobody_is_blamed_when_workers_are_killed_while_they_wait(home: Home) -> None:
+def test_nobody_is_blamed_when_workers_are_killed_while_they_wait(home: SourceFolder) -> None:
     """Their successors wait in turn, and all is delivered."""
     expected = undisturbed(home, Files(home.path), "fork")
     loader: list[Any] = []
@@ -270,16 +276,16 @@ def test_nobody_is_blamed_when_workers_are_killed_while_they_wait(home: Home) ->
     assert [i.action for i in crashes] == ["replaced", "replaced"]
 
 
-def test_nobody_is_blamed_when_a_probe_hangs(home: Home) -> None:
+def test_nobody_is_blamed_when_a_probe_hangs(home: SourceFolder) -> None:
     """A mount that is gone may hang: the worker is replaced, what it had in hand was good."""
-    expected = undisturbed(home, Trapped(home.path), "fork", num_workers=1)
+    expected = undisturbed(home, HangsWhileAway(home.path), "fork", num_workers=1)
 
     def listen(incident: Any) -> None:
         if incident.kind is IncidentKind.HANG:
             home.bring_back()
 
     faults = policy(on_error="skip", sample_timeout=1.0)
-    loader = make_loader(Trapped(home.path), "fork", faults, on_incident=listen, num_workers=1)
+    loader = make_loader(HangsWhileAway(home.path), "fork", faults, on_incident=listen, num_workers=1)
     delivered = disturbed(loader, home.take_away)
 
     assert delivered == expected
@@ -288,16 +294,16 @@ def test_nobody_is_blamed_when_a_probe_hangs(home: Home) -> None:
     assert str(hang).endswith("while probing whether the source of its samples answers: replaced")
 
 
-def test_workers_are_replaced_when_what_they_hold_open_is_dead(home: Home) -> None:
+def test_workers_are_replaced_when_what_they_hold_open_is_dead(home: SourceFolder) -> None:
     """The source is back, but not for them: fresh ones reach it, and go on bit for bit."""
-    expected = undisturbed(home, Held(home.path), "fork")
+    expected = undisturbed(home, KeepsFolderOpen(home.path), "fork")
     loader: list[Any] = []
 
     def take_away() -> None:
         home.replace_by_copy()
         home.open_gate()
 
-    loader += [make_loader(Held(home.path), "fork", on_incident=once_open(loader, home.bring_back))]
+    loader += [make_loader(KeepsFolderOpen(home.path), "fork", on_incident=once_open(loader, home.bring_back))]
     delivered = disturbed(loader[0], take_away)
 
     assert delivered == expected
@@ -309,7 +315,7 @@ def test_workers_are_replaced_when_what_they_hold_open_is_dead(home: Home) -> No
     assert breakers(loader[0]) == [OPENED, CLOSED]
 
 
-def test_workers_that_wait_leave_when_the_loop_is_left(home: Home) -> None:
+def test_workers_that_wait_leave_when_the_loop_is_left(home: SourceFolder) -> None:
     """Nothing stays behind, though the source never comes back."""
     loader = make_loader(Files(home.path), "fork", policy(on_error="skip", backoff_s=30.0, backoff_max_s=30.0))
     iterator = iter(loader)

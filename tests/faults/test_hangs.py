@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from faults.carriers import SIZE, Garden, Samples, all_indices, flat, make_loader
-from faults.evidence import BAD, all_batches, loader_with, without_bad
-from faults.table import FAULTS, Moment, Plant, Spot
+from faults.expectations import BAD, all_batches, loader_with, without_bad
+from faults.faulty_datasets import SIZE, FaultPlacement, Samples, all_indices, flat, make_loader
+from faults.table import FAULTS, FaultSite, Moment, PlantedFault
 from outlive import FaultPolicy, Incident, IncidentKind, WorkerHungError
 
 pytestmark = pytest.mark.faults
 
-GETITEM = Spot(Moment.GETITEM)
+GETITEM = FaultSite(Moment.GETITEM)
 FIRST = 0
 
 
@@ -25,7 +25,7 @@ class Slow(Samples):
     """Some samples take their time, and are healthy."""
 
     def __init__(self, seconds: dict[int, float], size: int = SIZE) -> None:
-        super().__init__(size, Garden())
+        super().__init__(size, FaultPlacement())
         self.seconds = seconds
 
     def __getitem__(self, index: int) -> Any:
@@ -47,7 +47,7 @@ class SlowUntil(Samples):
     """The first sample takes until a file is there; not so long that it would be condemned."""
 
     def __init__(self, word: Path) -> None:
-        super().__init__(SIZE, Garden())
+        super().__init__(SIZE, FaultPlacement())
         self.word = word
 
     def __getitem__(self, index: int) -> Any:
@@ -72,7 +72,7 @@ def test_a_slow_sample_is_suspected_and_not_shot_when_the_timeout_is_auto(tmp_pa
         if incident.index == FIRST:
             word.touch()
 
-    loader = make_loader(Garden(), policy, dataset=SlowUntil(word), num_workers=1, on_incident=let_go)
+    loader = make_loader(FaultPlacement(), policy, dataset=SlowUntil(word), num_workers=1, on_incident=let_go)
 
     delivered = all_indices(loader)
 
@@ -105,7 +105,7 @@ class Waits(Samples):
     """One sample waits for a lock, for a while."""
 
     def __init__(self, wait: Callable[[], None]) -> None:
-        super().__init__(SIZE, Garden())
+        super().__init__(SIZE, FaultPlacement())
         self.wait = wait
 
     def __getitem__(self, index: int) -> Any:
@@ -117,7 +117,7 @@ class Waits(Samples):
 @pytest.mark.parametrize("wait", [wait_for_sleeping_thread, wait_for_working_thread, wait_with_timeout])
 def test_a_wait_that_will_end_is_not_taken_for_a_deadlock_when_the_timeout_is_auto(wait: Callable[[], None]) -> None:
     """Waiting for a lock is a deadlock only if every thread does, for ever, without using any CPU."""
-    loader = make_loader(Garden(), FaultPolicy(hang_floor_s=0.3), dataset=Waits(wait))
+    loader = make_loader(FaultPlacement(), FaultPolicy(hang_floor_s=0.3), dataset=Waits(wait))
 
     delivered = all_indices(loader)
 
@@ -128,7 +128,7 @@ def test_a_wait_that_will_end_is_not_taken_for_a_deadlock_when_the_timeout_is_au
 def test_nothing_is_suspected_when_samples_have_been_slow_before() -> None:
     """The limit is 20 times the slowest healthy sample: after one of 0.2 s, one of 0.8 s is nothing special."""
     loader = make_loader(
-        Garden(), FaultPolicy(hang_floor_s=0.1), dataset=Slow({0: 0.09, 1: 0.2, BAD: 0.8}), num_workers=1
+        FaultPlacement(), FaultPolicy(hang_floor_s=0.1), dataset=Slow({0: 0.09, 1: 0.2, BAD: 0.8}), num_workers=1
     )
 
     delivered = all_indices(loader)
@@ -140,7 +140,7 @@ def test_nothing_is_suspected_when_samples_have_been_slow_before() -> None:
 def test_nothing_is_done_when_there_is_no_timeout() -> None:
     """sample_timeout=None: neither suspected nor replaced."""
     policy = FaultPolicy(sample_timeout=None, hang_floor_s=0.1)
-    loader = make_loader(Garden(), policy, dataset=Slow({BAD: 1.5}))
+    loader = make_loader(FaultPlacement(), policy, dataset=Slow({BAD: 1.5}))
 
     delivered = all_indices(loader)
 
@@ -152,7 +152,7 @@ def test_nothing_is_done_when_there_is_no_timeout() -> None:
 def test_a_hang_is_acted_on_at_ten_times_the_limit_when_the_timeout_is_auto(name: str) -> None:
     """What neither is stopped nor waits for a lock is suspected first, and replaced at ten times that."""
     policy = FaultPolicy(on_error="skip", hang_floor_s=0.3, retries=0)
-    loader = make_loader(Garden(getitem={FIRST: Plant(name)}), policy, num_workers=1)
+    loader = make_loader(FaultPlacement(getitem={FIRST: PlantedFault(name)}), policy, num_workers=1)
 
     delivered = all_indices(loader)
 
@@ -170,7 +170,7 @@ def test_seconds_in_hand_are_those_of_the_sample_when_it_hangs() -> None:
     """What an incident says about time is the time of this sample, not of its batch or its worker."""
     policy = FaultPolicy(on_error="skip", sample_timeout=0.5, retries=0)
     dataset = SlowThenStuck({12: 0.3}, BAD)
-    loader = make_loader(Garden(), policy, dataset=dataset)
+    loader = make_loader(FaultPlacement(), policy, dataset=dataset)
     begun = time.monotonic()
 
     delivered = all_indices(loader)
@@ -187,7 +187,7 @@ class SlowThenStuck(Slow):
 
     def __getitem__(self, index: int) -> Any:
         if index == self.stuck:
-            Plant("sleep")()
+            PlantedFault("sleep")()
         return super().__getitem__(index)
 
 
@@ -213,7 +213,7 @@ def test_other_batches_come_meanwhile_when_one_worker_hangs(name: str) -> None:
 def test_a_batch_has_time_for_each_of_its_samples_when_they_are_fetched_at_once() -> None:
     """sample_timeout counts per sample: four slow samples in one __getitems__ are no hang."""
     dataset = SlowMany(dict.fromkeys(range(12, 16), 0.15))
-    loader = make_loader(Garden(), FaultPolicy(sample_timeout=0.4), dataset=dataset)
+    loader = make_loader(FaultPlacement(), FaultPolicy(sample_timeout=0.4), dataset=dataset)
 
     delivered = all_indices(loader)
 
@@ -229,7 +229,7 @@ class SlowMany(Slow):
 def test_the_trainer_may_sleep_when_workers_are_idle() -> None:
     """A consumer that takes its time does not make its workers look stuck."""
     policy = FaultPolicy(sample_timeout=0.1, hang_floor_s=0.05)
-    loader = make_loader(Garden(), policy)
+    loader = make_loader(FaultPlacement(), policy)
 
     delivered = []
     for batch in loader:

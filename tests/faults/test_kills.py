@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from faults.carriers import BATCH, SIZE, Garden, Samples, Stream, make_loader, undisturbed, values_of
+from faults.faulty_datasets import BATCH, SIZE, FaultPlacement, Samples, Stream, make_loader, undisturbed, values_of
 from outlive import FaultPolicy
 
 pytestmark = pytest.mark.faults
@@ -47,7 +47,7 @@ def zygote_of(loader: Any) -> int | None:
 @pytest.mark.parametrize(("kind", "method"), [(Samples, "fork"), (Stream, "fork"), (Samples, "spawn")])
 def test_not_one_bit_differs_when_the_zygote_is_killed(kind: type, method: str) -> None:
     """All workers die with their zygote; a new one is made and the epoch goes on where it was."""
-    loader = make_loader(Garden(), dataset=kind(SIZE, Garden()), multiprocessing_context=method)
+    loader = make_loader(FaultPlacement(), dataset=kind(SIZE, FaultPlacement()), multiprocessing_context=method)
     iterator = iter(loader)
     delivered = [values_of(next(iterator))]
     wait_until(lambda: zygote_of(loader))
@@ -61,7 +61,7 @@ def test_not_one_bit_differs_when_the_zygote_is_killed(kind: type, method: str) 
 
 def test_not_one_bit_differs_when_zygotes_are_killed_again_and_again() -> None:
     """A zygote is no more special than a worker: each death of one costs some milliseconds."""
-    loader = make_loader(Garden(), size=1200)  # a busy machine may deliver many before a new zygote is seen
+    loader = make_loader(FaultPlacement(), size=1200)  # a busy machine may deliver many before a new zygote is seen
     delivered = []
     killed: set[int] = set()
 
@@ -82,7 +82,7 @@ def test_not_one_bit_differs_when_workers_are_killed_at_random(kind: type) -> No
     size = 1200
     dice = random.Random(4)
     kills = sorted(dice.sample(range(300), 30))
-    loader = make_loader(Garden(), FaultPolicy(retries=5), dataset=kind(size, Garden()))
+    loader = make_loader(FaultPlacement(), FaultPolicy(retries=5), dataset=kind(size, FaultPlacement()))
     delivered = []
 
     for step, batch in enumerate(loader):
@@ -102,11 +102,11 @@ def _kill(pid: int) -> None:
         pass  # It had ended by itself: its stream was at its end.
 
 
-class Noting(Samples):
+class NotesSamples(Samples):
     """Writes down every sample that it opens."""
 
     def __init__(self, notes: Path) -> None:
-        super().__init__(SIZE, Garden())
+        super().__init__(SIZE, FaultPlacement())
         self.notes = notes
         notes.touch()
 
@@ -125,8 +125,8 @@ def idle_after(loader: Any, notes: Path, count: int) -> Any:
 
 def test_finished_batches_are_delivered_when_their_worker_is_killed(tmp_path: Path) -> None:
     """What a worker had finished before it died is not lost, and not made again."""
-    dataset = Noting(tmp_path / "opened")
-    loader = make_loader(Garden(), dataset=dataset, num_workers=1, prefetch_factor=SIZE)
+    dataset = NotesSamples(tmp_path / "opened")
+    loader = make_loader(FaultPlacement(), dataset=dataset, num_workers=1, prefetch_factor=SIZE)
     iterator = iter(loader)
     delivered = [values_of(next(iterator))]
     wait_until(idle_after(loader, dataset.notes, SIZE))
@@ -141,7 +141,7 @@ def test_finished_batches_are_delivered_when_their_worker_is_killed(tmp_path: Pa
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_the_epoch_goes_on_when_workers_are_sent_a_signal(number: int) -> None:
     """Somebody's kill, whatever the signal, costs a worker at most."""
-    loader = make_loader(Garden(), size=200)
+    loader = make_loader(FaultPlacement(), size=200)
     iterator = iter(loader)
     delivered = [values_of(next(iterator))]
     wait_until(lambda: len(pids_of(loader)) == 2)
@@ -155,8 +155,8 @@ def test_the_epoch_goes_on_when_workers_are_sent_a_signal(number: int) -> None:
 
 def test_the_epoch_goes_on_when_an_idle_worker_is_stopped(tmp_path: Path) -> None:
     """SIGSTOP from outside to a worker that has nothing in hand: it is noticed when it gets work."""
-    dataset = Noting(tmp_path / "opened")
-    loader = make_loader(Garden(), FaultPolicy(hang_floor_s=0.3), dataset=dataset, num_workers=1)
+    dataset = NotesSamples(tmp_path / "opened")
+    loader = make_loader(FaultPlacement(), FaultPolicy(hang_floor_s=0.3), dataset=dataset, num_workers=1)
     iterator = iter(loader)
     delivered = [values_of(next(iterator))]
     wait_until(idle_after(loader, dataset.notes, 3 * BATCH))

@@ -14,8 +14,8 @@ import pytest
 from torch.utils.data import Dataset
 
 import outlive
-from groups import cpu_group
-from transport.watching import wait_until
+from control_groups import cpu_group
+from deadlines import wait_until
 
 pytestmark = pytest.mark.faults
 DEADLINE_S = 60.0
@@ -24,7 +24,7 @@ THROTTLED = """
 import json, os, sys, time
 import outlive, torch
 
-class Burning:
+class BurnsCpu:
     def __len__(self):
         return 1_000_000
 
@@ -35,7 +35,7 @@ class Burning:
         return index
 
 sys.stdin.readline()
-loader = outlive.DataLoader(Burning(), num_workers=2, multiprocessing_context="fork")
+loader = outlive.DataLoader(BurnsCpu(), num_workers=2, multiprocessing_context="fork")
 give_up_at = time.monotonic() + 60
 for _ in loader:
     told = loader.statistics()
@@ -45,7 +45,7 @@ print(json.dumps([told.cpus, told.throttled, told.advice]))
 """
 
 
-class Mixed(Dataset[int]):
+class WaitsAndComputes(Dataset[int]):
     """Sample 0 waits in a read, 1 to 3 compute on one and the same CPU, all until they are told to stop."""
 
     def __init__(self, folder: Path) -> None:
@@ -71,7 +71,7 @@ class Mixed(Dataset[int]):
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_each_workers_time_is_told(method, tmp_path):
     """One reads, three share a CPU, one has nothing to do: all of it at once, and their batches arrive."""
-    dataset = Mixed(tmp_path)
+    dataset = WaitsAndComputes(tmp_path)
     os.mkfifo(dataset.fifo)
     loader: Any = outlive.DataLoader(
         dataset, None, num_workers=5, prefetch_factor=1, multiprocessing_context=method, faults="raise"
@@ -105,7 +105,7 @@ def test_each_workers_time_is_told(method, tmp_path):
 
 def test_workers_without_a_cpu_get_advice_which_stays_after_the_epoch(tmp_path):
     """That is when people ask."""
-    dataset = Mixed(tmp_path)
+    dataset = WaitsAndComputes(tmp_path)
     loader: Any = outlive.DataLoader(dataset, None, sampler=[1, 2, 3], num_workers=3, prefetch_factor=1)
     iterator = iter(loader)
     try:

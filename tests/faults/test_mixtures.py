@@ -70,7 +70,7 @@ def fetched(bad: Bad, index: int) -> Sample:
     return Sample(index, bad.get(index))
 
 
-class One(Dataset[Sample]):
+class SampleBySample(Dataset[Sample]):
     def __init__(self, bad: Bad, size: int) -> None:
         self.bad = bad
         self.size = size
@@ -82,12 +82,12 @@ class One(Dataset[Sample]):
         return fetched(self.bad, index)
 
 
-class Many(One):
+class BatchAtOnce(SampleBySample):
     def __getitems__(self, indices: list[int]) -> list[Sample]:
         return [fetched(self.bad, index) for index in indices]
 
 
-class Steps:
+class SkippingIterator:
     """An iterator that can step over what kills."""
 
     def __init__(self, bad: Bad, indices: range) -> None:
@@ -112,7 +112,7 @@ class Stream(IterableDataset[Sample]):
 
     def __iter__(self) -> Any:
         info = get_worker_info()
-        return Steps(self.bad, range(info.id, self.size, info.num_workers))
+        return SkippingIterator(self.bad, range(info.id, self.size, info.num_workers))
 
 
 def collate(samples: list[Sample]) -> list[Sample]:
@@ -133,7 +133,7 @@ class Mixture:
         self.size = draw.choice([12, 24])
         share = draw.choice([0.05, 0.2, 0.4])
         self.bad = {index: draw.choice(list(KINDS)) for index in range(self.size) if draw.random() < share}
-        self.kind = draw.choice([One, Many, Stream])
+        self.kind = draw.choice([SampleBySample, BatchAtOnce, Stream])
         self.batch_size = draw.choice([None, 1, 3, 4, 8])
         self.workers = draw.choice([1, 2])
         self.retries = draw.choice([0, 1])

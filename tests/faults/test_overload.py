@@ -14,12 +14,13 @@ import torch
 from torch.utils.data import Dataset
 
 import outlive
+from deadlines import wait_until
 from outlive._capture.vitals import own_bytes
-from transport.watching import mapped_cells, wait_until
+from transport.process_inspection import mapped_cells
 
 pytestmark = pytest.mark.faults
 
-PROGRAM = Path(__file__).parents[1] / "forensics" / "programs" / "full.py"
+PROGRAM = Path(__file__).parents[1] / "forensics" / "programs" / "full_disk.py"
 SMALL = "size=64k,nr_inodes=50"
 # In a mount namespace of its own: the rest of the machine keeps its /dev/shm.
 MOUNTED = f'mount -t tmpfs -o {SMALL} tmpfs /dev/shm && mount -t tmpfs -o {SMALL} tmpfs "$0" && exec "$@"'
@@ -56,7 +57,7 @@ def test_a_full_disk_is_named(method, tmp_path):
             else:
                 assert "is full: 0 KiB left of 64 KiB" in cause
             if way == "write":
-                assert "at full.py:" in cause
+                assert "at full_disk.py:" in cause
                 assert ("--shm-size" if in_shm else f"df -h {tmp_path}") in remedies[0]
 
 

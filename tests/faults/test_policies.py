@@ -12,10 +12,25 @@ from typing import Any
 import pytest
 import torch
 
-from faults.carriers import (
+from faults.expectations import (
+    BAD,
+    BAD_BATCH,
+    BAD_OF_STREAM,
+    BAD_SLOT,
+    ScriptedDecider,
+    all_batches,
+    assert_cause,
+    assert_explains,
+    is_reachable,
+    loader_with,
+    real_incidents,
+    rows,
+    without_bad,
+)
+from faults.faulty_datasets import (
     BATCH,
     SIZE,
-    Garden,
+    FaultPlacement,
     Samples,
     all_indices,
     all_values,
@@ -26,28 +41,13 @@ from faults.carriers import (
     outcomes_of,
     undisturbed,
 )
-from faults.evidence import (
-    BAD,
-    BAD_BATCH,
-    BAD_OF_STREAM,
-    BAD_SLOT,
-    Rule,
-    all_batches,
-    assert_cause,
-    assert_explains,
-    happened,
-    in_reach,
-    loader_with,
-    rows,
-    without_bad,
-)
-from faults.table import FAULTS, INIT_SPOTS, SPOTS, TORN, Fault, Moment, Plant, Spot
+from faults.table import FAULTS, INIT_SITES, SITES, TORN, Fault, FaultSite, Moment, PlantedFault
 from outlive import FaultPolicy, Incident, IncidentKind, TooManyFaultsError, WorkerCrashedError, WorkerStartError
 from outlive.engines import watch
 
 pytestmark = pytest.mark.faults
 
-GETITEM = Spot(Moment.GETITEM)
+GETITEM = FaultSite(Moment.GETITEM)
 EXCEPTION, SIGKILL = FAULTS["exception"], FAULTS["sigkill"]
 QUICK = pytest.mark.parametrize("fault", [EXCEPTION, SIGKILL], ids=lambda fault: fault.name)
 # «Promptly», on a machine that others use too.
@@ -57,24 +57,24 @@ SOON_S = 20.0
 # ---------------------------------------------------------------- callables
 
 
-@rows(SPOTS, in_reach, lambda fault, spot: fault in (EXCEPTION, SIGKILL))
-def test_the_callable_s_word_holds_when_it_says_skip(fault: Fault, spot: Spot) -> None:
+@rows(SITES, is_reachable, lambda fault, site: fault in (EXCEPTION, SIGKILL))
+def test_the_callable_s_word_holds_when_it_says_skip(fault: Fault, site: FaultSite) -> None:
     """A callable is given the incident of the bad sample, in the trainer, and its "skip" is one."""
-    rule = Rule("skip")
-    loader = loader_with(fault, spot, rule)
+    rule = ScriptedDecider("skip")
+    loader = loader_with(fault, site, rule)
 
     delivered = all_indices(loader)
 
-    assert delivered == without_bad(spot)
+    assert delivered == without_bad(site)
     assert len(rule.asked) == 1
-    assert_explains(rule.asked[0], fault, spot)
-    assert list(loader.quarantine) == [BAD_OF_STREAM if spot.stream else BAD]
+    assert_explains(rule.asked[0], fault, site)
+    assert list(loader.quarantine) == [BAD_OF_STREAM if site.stream else BAD]
 
 
 @QUICK
 def test_the_callable_s_word_holds_when_it_says_replace(fault: Fault) -> None:
     """Its "replace" keeps the batch's size, and the bad sample is in quarantine."""
-    loader = loader_with(fault, GETITEM, Rule("replace"))
+    loader = loader_with(fault, GETITEM, ScriptedDecider("replace"))
 
     delivered = all_indices(loader)
 
@@ -86,7 +86,7 @@ def test_the_callable_s_word_holds_when_it_says_replace(fault: Fault) -> None:
 @QUICK
 def test_the_callable_s_word_holds_when_it_says_raise(fault: Fault) -> None:
     """Its "raise" is the error in the batch's place; the other batches come."""
-    loader = loader_with(fault, GETITEM, Rule("raise"))
+    loader = loader_with(fault, GETITEM, ScriptedDecider("raise"))
 
     outcomes = outcomes_of(loader)
 
@@ -95,15 +95,15 @@ def test_the_callable_s_word_holds_when_it_says_raise(fault: Fault) -> None:
 
 
 @QUICK
-@pytest.mark.parametrize("spot", [GETITEM, Spot(Moment.COLLATE)], ids=str)
+@pytest.mark.parametrize("site", [GETITEM, FaultSite(Moment.COLLATE)], ids=str)
 def test_not_one_bit_differs_when_the_callable_says_retry_until_it_works(
-    fault: Fault, spot: Spot, tmp_path: Path
+    fault: Fault, site: FaultSite, tmp_path: Path
 ) -> None:
     """The word "retry" does the batch again with the random state it had, however often it takes."""
-    rule = Rule("retry")
-    plant = Plant(fault.name, str(tmp_path / "fired"), times=4)
-    garden = Garden.at(spot.moment, {BAD: plant})
-    loader = make_loader(garden, FaultPolicy(on_error=rule, backoff_s=0.01))
+    rule = ScriptedDecider("retry")
+    planted = PlantedFault(fault.name, str(tmp_path / "fired"), times=4)
+    placement = FaultPlacement.at(site.moment, {BAD: planted})
+    loader = make_loader(placement, FaultPolicy(on_error=rule, backoff_s=0.01))
 
     delivered = all_values(loader)
 
@@ -113,8 +113,8 @@ def test_not_one_bit_differs_when_the_callable_says_retry_until_it_works(
 
 
 @QUICK
-@pytest.mark.parametrize("spot", [GETITEM, Spot(Moment.COLLATE)], ids=str)
-def test_the_callable_can_count_when_it_says_retry(fault: Fault, spot: Spot) -> None:
+@pytest.mark.parametrize("site", [GETITEM, FaultSite(Moment.COLLATE)], ids=str)
+def test_the_callable_can_count_when_it_says_retry(fault: Fault, site: FaultSite) -> None:
     """`incident.attempt` grows with each attempt, so that a callable can stop retrying."""
     attempts: list[int] = []
 
@@ -122,19 +122,19 @@ def test_the_callable_can_count_when_it_says_retry(fault: Fault, spot: Spot) -> 
         attempts.append(incident.attempt)
         return "retry" if incident.attempt < 4 else "skip"
 
-    loader = loader_with(fault, spot, rule)
+    loader = loader_with(fault, site, rule)
 
     delivered = all_indices(loader)
 
-    assert delivered == without_bad(spot)
+    assert delivered == without_bad(site)
     assert attempts == sorted(set(attempts))
     assert attempts[-1] == 4
 
 
 def test_deaths_have_their_own_rule_when_on_crash_is_given() -> None:
     """on_error and on_crash may differ."""
-    garden = Garden(getitem={5: Plant("exception"), BAD: Plant("sigkill")})
-    loader = make_loader(garden, FaultPolicy(on_error="skip", on_crash="raise"))
+    placement = FaultPlacement(getitem={5: PlantedFault("exception"), BAD: PlantedFault("sigkill")})
+    loader = make_loader(placement, FaultPolicy(on_error="skip", on_crash="raise"))
 
     outcomes = outcomes_of(loader)
 
@@ -146,7 +146,7 @@ def test_deaths_have_their_own_rule_when_on_crash_is_given() -> None:
 @QUICK
 def test_a_wrong_answer_is_an_error_when_a_callable_gives_it(fault: Fault) -> None:
     """An answer that is no decision is told to the user; the sample is never silently lost."""
-    loader = loader_with(fault, GETITEM, Rule("perhaps"))
+    loader = loader_with(fault, GETITEM, ScriptedDecider("perhaps"))
 
     outcomes = outcomes_of(loader)
 
@@ -162,9 +162,9 @@ def test_a_wrong_answer_is_an_error_when_a_callable_gives_it(fault: Fault) -> No
 
 def test_pauses_double_when_an_exception_is_retried(tmp_path: Path) -> None:
     """retries and retry_on: so many more attempts, each pause twice the one before, within its jitter."""
-    dataset = Stubborn(tmp_path / "attempts")
+    dataset = AlwaysFails(tmp_path / "attempts")
     policy = FaultPolicy(retry_on=(TimeoutError,), retries=3, backoff_s=0.1, jitter=0.1)
-    loader = make_loader(Garden(), policy, dataset=dataset)
+    loader = make_loader(FaultPlacement(), policy, dataset=dataset)
 
     outcomes = outcomes_of(loader)
 
@@ -175,15 +175,15 @@ def test_pauses_double_when_an_exception_is_retried(tmp_path: Path) -> None:
     assert pauses[0] >= 0.09
     assert pauses[1] >= 0.18
     assert pauses[2] >= 0.36
-    assert [incident.attempt for incident in happened(loader)] == [1, 2, 3, 4]
+    assert [incident.attempt for incident in real_incidents(loader)] == [1, 2, 3, 4]
     assert loader.statistics().retries == 3
 
 
-class Stubborn(Samples):
+class AlwaysFails(Samples):
     """Sample 0 never comes; when it was asked for is written down."""
 
     def __init__(self, notes: Path) -> None:
-        super().__init__(SIZE, Garden())
+        super().__init__(SIZE, FaultPlacement())
         self.notes = notes
 
     def __getitem__(self, index: int) -> Any:
@@ -197,23 +197,23 @@ class Stubborn(Samples):
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_retried_exception_is_told_when_the_next_attempt_kills(tmp_path: Path, method: str) -> None:
     """What a worker knows of its first attempt does not die with it."""
-    dataset = Worse(tmp_path / "attempts")
+    dataset = RaisesThenKills(tmp_path / "attempts")
     policy = FaultPolicy(retry_on=(TimeoutError,), retries=2, backoff_s=0.01)
-    loader = make_loader(Garden(), policy, dataset=dataset, multiprocessing_context=method)
+    loader = make_loader(FaultPlacement(), policy, dataset=dataset, multiprocessing_context=method)
 
     outcomes = outcomes_of(loader)
 
-    assert [incident.kind for incident in happened(loader)] == [IncidentKind.EXCEPTION, IncidentKind.CRASH]
-    assert [incident.positions for incident in happened(loader)] == [(0,), (0,)]
+    assert [incident.kind for incident in real_incidents(loader)] == [IncidentKind.EXCEPTION, IncidentKind.CRASH]
+    assert [incident.positions for incident in real_incidents(loader)] == [(0,), (0,)]
     assert loader.statistics().retries == 2
     assert outcomes == all_batches(GETITEM)
 
 
-class Worse(Samples):
+class RaisesThenKills(Samples):
     """Sample 0 raises at first, then kills, then comes."""
 
     def __init__(self, notes: Path) -> None:
-        super().__init__(SIZE, Garden())
+        super().__init__(SIZE, FaultPlacement())
         self.notes = notes
 
     def __getitem__(self, index: int) -> Any:
@@ -235,7 +235,7 @@ def test_other_exceptions_are_not_retried_when_retry_on_names_one() -> None:
 
     all_indices(loader)
 
-    (incident,) = happened(loader)
+    (incident,) = real_incidents(loader)
     assert incident.action == "left out"
     assert loader.statistics().retries == 0
 
@@ -248,7 +248,7 @@ def test_a_sample_is_poison_when_it_has_cost_one_worker_more_than_retries(retrie
     delivered = all_indices(loader)
 
     assert delivered == without_bad(GETITEM)
-    assert [incident.attempt for incident in happened(loader)] == list(range(1, retries + 2))
+    assert [incident.attempt for incident in real_incidents(loader)] == list(range(1, retries + 2))
     assert loader.statistics().restarts == retries + 1
 
 
@@ -258,8 +258,8 @@ def test_a_sample_is_poison_when_it_has_cost_one_worker_more_than_retries(retrie
 @QUICK
 def test_one_error_sums_up_when_more_samples_are_bad_than_max_bad_counts(fault: Fault) -> None:
     """A count: one more than it ends the epoch, with causes and first samples in the text."""
-    garden = Garden(getitem={index: Plant(fault.name) for index in (1, 6, BAD)})
-    loader = make_loader(garden, FaultPolicy(on_error="skip", max_bad=2))
+    placement = FaultPlacement(getitem={index: PlantedFault(fault.name) for index in (1, 6, BAD)})
+    loader = make_loader(placement, FaultPolicy(on_error="skip", max_bad=2))
 
     with pytest.raises(TooManyFaultsError) as caught:
         all_indices(loader)
@@ -272,8 +272,8 @@ def test_one_error_sums_up_when_more_samples_are_bad_than_max_bad_counts(fault: 
 @QUICK
 def test_one_error_sums_up_when_a_greater_share_is_bad_than_max_bad(fault: Fault) -> None:
     """A share is looked at once there are 20 bad samples: a disk that is away does not eat the dataset."""
-    garden = Garden(getitem={index: Plant(fault.name) for index in range(0, 400, 2)})
-    loader = make_loader(garden, FaultPolicy(on_error="skip", max_bad=0.25), size=400)
+    placement = FaultPlacement(getitem={index: PlantedFault(fault.name) for index in range(0, 400, 2)})
+    loader = make_loader(placement, FaultPolicy(on_error="skip", max_bad=0.25), size=400)
 
     with pytest.raises(TooManyFaultsError) as caught:
         all_indices(loader)
@@ -284,8 +284,8 @@ def test_one_error_sums_up_when_a_greater_share_is_bad_than_max_bad(fault: Fault
 
 def test_the_epoch_ends_well_when_fewer_samples_are_bad_than_max_bad_allows() -> None:
     """Forty bad samples of four hundred are within a budget of a quarter."""
-    garden = Garden(getitem={index: Plant("exception") for index in range(0, 400, 10)})
-    loader = make_loader(garden, FaultPolicy(on_error="skip", max_bad=0.25), size=400)
+    placement = FaultPlacement(getitem={index: PlantedFault("exception") for index in range(0, 400, 10)})
+    loader = make_loader(placement, FaultPolicy(on_error="skip", max_bad=0.25), size=400)
 
     delivered = flat(all_indices(loader))
 
@@ -295,8 +295,8 @@ def test_the_epoch_ends_well_when_fewer_samples_are_bad_than_max_bad_allows() ->
 
 def test_one_error_comes_soon_when_every_worker_dies_at_once() -> None:
     """Restart intensity: never a spin, never a hang, and the text says how often and of what."""
-    garden = Garden(getitem={index: Plant("sigsegv") for index in range(SIZE)})
-    loader = make_loader(garden, FaultPolicy(on_error="skip", retries=1000, max_restarts=10, max_bad=None))
+    placement = FaultPlacement(getitem={index: PlantedFault("sigsegv") for index in range(SIZE)})
+    loader = make_loader(placement, FaultPolicy(on_error="skip", retries=1000, max_restarts=10, max_bad=None))
     begun = time.monotonic()
 
     with pytest.raises(TooManyFaultsError) as caught:
@@ -310,8 +310,8 @@ def test_one_error_comes_soon_when_every_worker_dies_at_once() -> None:
 
 def test_the_default_limit_holds_when_every_sample_kills() -> None:
     """Without a word about limits a hopeless epoch ends by itself, with one error."""
-    garden = Garden(getitem={index: Plant("os-exit") for index in range(400)})
-    loader = make_loader(garden, "skip", size=400)
+    placement = FaultPlacement(getitem={index: PlantedFault("os-exit") for index in range(400)})
+    loader = make_loader(placement, "skip", size=400)
     begun = time.monotonic()
 
     with pytest.raises(TooManyFaultsError):
@@ -322,8 +322,8 @@ def test_the_default_limit_holds_when_every_sample_kills() -> None:
 
 def test_a_new_epoch_begins_when_the_last_one_was_given_up() -> None:
     """A loader that gave up is not lost: iter() starts over, with fresh limits."""
-    garden = Garden(getitem={index: Plant("exception") for index in (1, 6, BAD)})
-    loader = make_loader(garden, FaultPolicy(on_error="skip", max_bad=2), persistent_workers=True)
+    placement = FaultPlacement(getitem={index: PlantedFault("exception") for index in (1, 6, BAD)})
+    loader = make_loader(placement, FaultPolicy(on_error="skip", max_bad=2), persistent_workers=True)
     for _ in range(2):
         with pytest.raises(TooManyFaultsError):
             all_indices(loader)
@@ -337,14 +337,14 @@ def test_a_new_epoch_begins_when_the_last_one_was_given_up() -> None:
 # ---------------------------------------------------------------- worker_init_fn
 
 
-@rows(INIT_SPOTS[:1])
+@rows(INIT_SITES[:1])
 def test_one_error_comes_soon_when_worker_init_fn_always_fails(
-    fault: Fault, spot: Spot, monkeypatch: pytest.MonkeyPatch
+    fault: Fault, site: FaultSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No sample is to blame, so no policy can skip it: the exception itself, or WorkerStartError with the cause."""
     # The limit is the floor's alone: a sample of the other slot that a busy machine holds up would raise it.
     monkeypatch.setattr(watch, "SUSPECT_FACTOR", 0)
-    loader = loader_with(fault, spot, "skip")
+    loader = loader_with(fault, site, "skip")
     begun = time.monotonic()
 
     with pytest.raises(WorkerStartError if fault.kills else fault.raises) as caught:
@@ -352,11 +352,11 @@ def test_one_error_comes_soon_when_worker_init_fn_always_fails(
 
     assert time.monotonic() - begun < SOON_S
     assert dict(loader.quarantine) == {}
-    attempts = [incident.attempt for incident in happened(loader)]
+    attempts = [incident.attempt for incident in real_incidents(loader)]
     assert attempts == list(range(1, caught.value.incident.attempts_allowed + 1))
-    for incident in (*happened(loader), caught.value.incident):
+    for incident in (*real_incidents(loader), caught.value.incident):
         assert incident.slot == BAD_SLOT
-        assert_cause(incident, fault, spot)
+        assert_cause(incident, fault, site)
 
 
 # ---------------------------------------------------------------- batches
@@ -364,8 +364,15 @@ def test_one_error_comes_soon_when_worker_init_fn_always_fails(
 
 def test_an_empty_batch_is_not_delivered_when_all_of_its_samples_are_skipped() -> None:
     """A batch left empty is left out of the epoch, and counted."""
-    garden = Garden(getitem={12: Plant("sigkill"), 13: Plant("exception"), 14: Plant("os-exit"), 15: Plant("abort")})
-    loader = make_loader(garden, FaultPolicy(on_error="skip", max_bad=None))
+    placement = FaultPlacement(
+        getitem={
+            12: PlantedFault("sigkill"),
+            13: PlantedFault("exception"),
+            14: PlantedFault("os-exit"),
+            15: PlantedFault("abort"),
+        }
+    )
+    loader = make_loader(placement, FaultPolicy(on_error="skip", max_bad=None))
 
     delivered = all_indices(loader)
 
@@ -374,17 +381,17 @@ def test_an_empty_batch_is_not_delivered_when_all_of_its_samples_are_skipped() -
     assert loader.statistics().emptied == 1
 
 
-@pytest.mark.parametrize("spot", [spot for spot in SPOTS if not spot.stream], ids=str)
-def test_the_rest_of_a_batch_is_delivered_when_several_of_its_samples_are_bad(spot: Spot) -> None:
+@pytest.mark.parametrize("site", [site for site in SITES if not site.stream], ids=str)
+def test_the_rest_of_a_batch_is_delivered_when_several_of_its_samples_are_bad(site: FaultSite) -> None:
     """Each bad sample of a batch is found on its own account; the one healthy sample is delivered."""
     names = {12: "sigsegv", 13: "exception", 15: "os-exit", 20: "abort", 23: "sigkill"}
-    plants = {index: Plant(name) for index, name in names.items()}
-    loader = make_loader(Garden.at(spot.moment, plants), FaultPolicy(on_error="skip", max_bad=None))
+    planted_faults = {index: PlantedFault(name) for index, name in names.items()}
+    loader = make_loader(FaultPlacement.at(site.moment, planted_faults), FaultPolicy(on_error="skip", max_bad=None))
 
     delivered = all_indices(loader)
 
-    assert delivered == [[i for i in batch if i not in plants] for batch in all_batches(GETITEM)]
-    assert set(loader.quarantine) == set(plants)
+    assert delivered == [[i for i in batch if i not in planted_faults] for batch in all_batches(GETITEM)]
+    assert set(loader.quarantine) == set(planted_faults)
     kinds = {index: incident.kind for index, incident in loader.quarantine.items()}
     assert kinds.pop(13) is IncidentKind.EXCEPTION
     assert set(kinds.values()) == {IncidentKind.CRASH}
@@ -393,8 +400,8 @@ def test_the_rest_of_a_batch_is_delivered_when_several_of_its_samples_are_bad(sp
 @QUICK
 def test_a_bad_sample_is_searched_in_few_steps_when_its_batch_is_large(fault: Fault) -> None:
     """Halving: among 64 samples the deadly one is found with a handful of deaths, not with 64."""
-    garden = Garden(getitems={100: Plant(fault.name)})
-    loader = make_loader(garden, "skip", size=256, batch_size=64)
+    placement = FaultPlacement(getitems={100: PlantedFault(fault.name)})
+    loader = make_loader(placement, "skip", size=256, batch_size=64)
 
     delivered = flat(all_indices(loader))
 
@@ -405,7 +412,7 @@ def test_a_bad_sample_is_searched_in_few_steps_when_its_batch_is_large(fault: Fa
 
 def test_a_batch_is_left_out_as_a_whole_when_no_single_sample_is_to_blame() -> None:
     """Samples that kill only together cannot be told apart: the batch goes, and all of it is named."""
-    loader = make_loader(Garden(), "skip", collate_fn=FullBatchKills())
+    loader = make_loader(FaultPlacement(), "skip", collate_fn=FullBatchKills())
 
     delivered = all_indices(loader)
 
@@ -418,7 +425,7 @@ class FullBatchKills:
 
     def __call__(self, samples: list[Any]) -> Any:
         if [int(values[0]) for values, _ in samples] == [12, 13, 14, 15]:
-            Plant("sigkill")()
+            PlantedFault("sigkill")()
         return {"samples": torch.stack([values for values, _ in samples])}
 
 
@@ -427,9 +434,9 @@ class FullBatchKills:
 def test_the_quarantine_speaks_the_sampler_s_language_when_indices_are_no_integers(fault: Fault, batched: bool) -> None:
     """Names, tuples, whatever the sampler draws: the quarantine and the incident have it as it was drawn."""
     names = [f"img-{n:03}" for n in range(SIZE)]
-    dataset = NamedSamples({"img-013": Plant(fault.name)})
+    dataset = NamedSamples({"img-013": PlantedFault(fault.name)})
     options: dict[str, Any] = {} if batched else {"batch_size": None, "collate_fn": None}
-    loader = make_loader(Garden(), "skip", dataset=dataset, sampler=names, **options)
+    loader = make_loader(FaultPlacement(), "skip", dataset=dataset, sampler=names, **options)
 
     delivered = flat(all_indices(loader)) if batched else [int(values[0]) for values, _ in loader]
 
@@ -439,25 +446,25 @@ def test_the_quarantine_speaks_the_sampler_s_language_when_indices_are_no_intege
 
 
 class NamedSamples(torch.utils.data.Dataset[Any]):
-    def __init__(self, plants: dict[str, Plant]) -> None:
-        self.plants = plants
+    def __init__(self, planted_faults: dict[str, PlantedFault]) -> None:
+        self.planted_faults = planted_faults
 
     def __getitem__(self, name: str) -> Any:
-        return draw(int(name[4:]), self.plants.get(name), None)
+        return draw(int(name[4:]), self.planted_faults.get(name), None)
 
 
 @QUICK
 def test_not_one_bit_differs_from_torch_when_shuffled_batches_lose_a_worker(fault: Fault, tmp_path: Path) -> None:
     """Shuffling, a drop_last and big tensors change nothing about it."""
     options: dict[str, Any] = {"shuffle": True, "drop_last": True, "batch_size": 5}
-    theirs = all_values(torch.utils.data.DataLoader(**arguments(Garden(), **options)))
-    garden = Garden(getitem={BAD: Plant(fault.name, str(tmp_path / "fired"))})
-    loader = make_loader(garden, FaultPolicy(retry_on=(Exception,), backoff_s=0.01), **options)
+    theirs = all_values(torch.utils.data.DataLoader(**arguments(FaultPlacement(), **options)))
+    placement = FaultPlacement(getitem={BAD: PlantedFault(fault.name, str(tmp_path / "fired"))})
+    loader = make_loader(placement, FaultPolicy(retry_on=(Exception,), backoff_s=0.01), **options)
 
     ours = all_values(loader)
 
     assert ours == theirs
-    assert len(happened(loader)) == 1
+    assert len(real_incidents(loader)) == 1
 
 
 # ---------------------------------------------------------------- later epochs
@@ -467,7 +474,9 @@ def test_not_one_bit_differs_from_torch_when_shuffled_batches_lose_a_worker(faul
 @pytest.mark.parametrize("moment", [Moment.GETITEM, Moment.COLLATE], ids=lambda m: m.value)
 def test_no_worker_dies_again_when_a_deadly_sample_is_known(persistent: bool, moment: Moment) -> None:
     """A second epoch leaves out what killed workers in the first, without trying it."""
-    loader = make_loader(Garden.at(moment, {BAD: Plant("sigkill")}), "skip", persistent_workers=persistent)
+    loader = make_loader(
+        FaultPlacement.at(moment, {BAD: PlantedFault("sigkill")}), "skip", persistent_workers=persistent
+    )
     first = all_indices(loader)
     before = loader.statistics()
 
@@ -481,7 +490,7 @@ def test_no_worker_dies_again_when_a_deadly_sample_is_known(persistent: bool, mo
 
 def test_batches_keep_their_size_when_a_known_deadly_sample_is_replaced() -> None:
     """A second epoch replaces what killed workers in the first, without trying it."""
-    loader = make_loader(Garden(getitem={BAD: Plant("sigkill")}), "replace", persistent_workers=True)
+    loader = make_loader(FaultPlacement(getitem={BAD: PlantedFault("sigkill")}), "replace", persistent_workers=True)
     all_indices(loader)
     before = loader.statistics().restarts
 
@@ -494,8 +503,8 @@ def test_batches_keep_their_size_when_a_known_deadly_sample_is_replaced() -> Non
 
 def test_an_exception_is_tried_again_when_the_next_epoch_comes(tmp_path: Path) -> None:
     """Errors come and go: a sample that raised is given another chance in the next epoch."""
-    garden = Garden(getitem={BAD: Plant("exception", str(tmp_path / "fired"))})
-    loader = make_loader(garden, "skip")
+    placement = FaultPlacement(getitem={BAD: PlantedFault("exception", str(tmp_path / "fired"))})
+    loader = make_loader(placement, "skip")
     first = all_indices(loader)
 
     second = all_indices(loader)

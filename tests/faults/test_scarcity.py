@@ -16,10 +16,10 @@ import psutil
 import pytest
 from torch.utils.data import Dataset, IterableDataset
 
+from deadlines import wait_until
 from outlive import DataLoader, FaultPolicy
 from outlive.engines.local import zygote
 from outlive.errors import OutliveError
-from transport.watching import wait_until
 
 pytestmark = pytest.mark.faults
 
@@ -124,7 +124,7 @@ def test_no_descriptor_is_left_when_the_trainer_ignores_sigchld(method):
 # ---------------------------------------------------------------- a socket that is not his
 
 
-class Scribbler(Plain):
+class WritesToSockets(Plain):
     """Sample 6 writes to every socket of its process."""
 
     def __getitem__(self, index: int) -> int:
@@ -142,7 +142,7 @@ class Scribbler(Plain):
 def test_a_sample_that_writes_to_our_socket_is_found(method):
     """It costs itself and nothing else, although no signal and no error tells which one it was."""
     loader = DataLoader(
-        Scribbler(), batch_size=4, num_workers=2, multiprocessing_context=method, faults=FaultPolicy("skip")
+        WritesToSockets(), batch_size=4, num_workers=2, multiprocessing_context=method, faults=FaultPolicy("skip")
     )
 
     assert flat(loader) == [n for n in range(24) if n != 6]
@@ -153,7 +153,7 @@ def test_a_sample_that_writes_to_our_socket_is_found(method):
 # ---------------------------------------------------------------- interrupts
 
 
-class Interrupting:
+class InterruptedSampler:
     """Indices in order. Somebody presses Ctrl-C when so many were drawn: before they are returned, or after."""
 
     def __init__(self, at: int, *, generator: bool) -> None:
@@ -196,7 +196,7 @@ def go_on_after_interrupts(loader: Any) -> tuple[list[int], list[str]]:
 @pytest.mark.parametrize("generator", [True, False])
 def test_an_interrupt_in_the_sampler_loses_nothing_silently(generator):
     """An index, or a generator's whole rest, may be gone: the iterator says so instead of ending early."""
-    sampler = Interrupting(15, generator=generator)
+    sampler = InterruptedSampler(15, generator=generator)
     loader = DataLoader(Plain(), batch_size=None, sampler=sampler, num_workers=2)
 
     got, raised = go_on_after_interrupts(loader)
@@ -240,7 +240,7 @@ def test_workers_go_with_the_loop_when_somebody_keeps_the_traceback(stream):
     """As a notebook does after «interrupt kernel»: its frames would keep the iterator, and that the workers."""
     before = set(psutil.Process().children(recursive=True))
     dataset = Endless() if stream else Plain()
-    sampler = None if stream else Interrupting(15, generator=False)
+    sampler = None if stream else InterruptedSampler(15, generator=False)
     loader = DataLoader(dataset, batch_size=None, sampler=sampler, num_workers=2)
 
     try:

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import Dataset
 
 import outlive
-from faults.programs import crowded
-from groups import memory_group, run_in
+from control_groups import memory_group, run_in
+from faults.programs import memory_pressure
 from outlive import IncidentKind
 from outlive._fleet import crew
 
@@ -20,7 +20,7 @@ __all__ = ["memory_group"]
 pytestmark = pytest.mark.faults
 
 METHODS = ("fork", "spawn", "forkserver")
-PROGRAM = Path(__file__).parent / "programs" / "crowded.py"
+PROGRAM = Path(__file__).parent / "programs" / "memory_pressure.py"
 MIB = 1 << 20
 DEADLINE_S = 60.0
 BUDGET = "330MiB"
@@ -30,7 +30,7 @@ class Light(Dataset[Any]):
     """What the crowded job delivers, without the weight."""
 
     def __len__(self) -> int:
-        return crowded.SAMPLES
+        return memory_pressure.SAMPLES
 
     def __getitem__(self, index: int) -> Any:
         return [index, float(torch.rand(()))]
@@ -38,7 +38,7 @@ class Light(Dataset[Any]):
 
 def undisturbed(persistent: bool) -> list[Any]:
     torch.manual_seed(3)
-    options: Any = {"num_workers": crowded.WORKERS, "batch_size": 2, "persistent_workers": persistent}
+    options: Any = {"num_workers": memory_pressure.WORKERS, "batch_size": 2, "persistent_workers": persistent}
     loader: Any = torch.utils.data.DataLoader(Light(), collate_fn=list, **options)
     return [batch for _ in range(2) for batch in loader]
 
@@ -65,8 +65,8 @@ class Growing(Dataset[Any]):
         return 1_000_000
 
     def __getitem__(self, index: int) -> Any:
-        if not crowded._held:
-            crowded._held.append(bytearray(b"x") * (100 * MIB))
+        if not memory_pressure._held:
+            memory_pressure._held.append(bytearray(b"x") * (100 * MIB))
         return index, torch.rand(2)
 
 
@@ -106,7 +106,7 @@ class Shedding(Growing):
 
     def __getitem__(self, index: int) -> Any:
         if self.word.exists():
-            crowded._held.clear()
+            memory_pressure._held.clear()
             return index, torch.rand(2)
         return super().__getitem__(index)
 

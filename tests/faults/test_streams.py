@@ -8,9 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from faults.carriers import (
+from faults.expectations import (
+    BAD,
+    BAD_BATCH,
+    BAD_OF_STREAM,
+    all_batches,
+    assert_explains,
+    policy_for,
+    real_incidents,
+    rows,
+    without_bad,
+)
+from faults.faulty_datasets import (
     SIZE,
-    Garden,
+    FaultPlacement,
     GeneratorStream,
     Reader,
     SkippingReaderStream,
@@ -27,46 +38,37 @@ from faults.carriers import (
     outcomes_of,
     undisturbed,
 )
-from faults.evidence import (
-    BAD,
-    BAD_BATCH,
-    BAD_OF_STREAM,
-    all_batches,
-    assert_explains,
-    happened,
-    policy_for,
-    rows,
-    without_bad,
-)
-from faults.table import FAULTS, TORN, Fault, Moment, Plant, Spot
+from faults.table import FAULTS, TORN, Fault, FaultSite, Moment, PlantedFault
 from outlive import FaultPolicy, TooManyFaultsError, WorkerCrashedError, WorkerStartError
 from outlive._forensics.ledger import StreamIndex
 
 pytestmark = pytest.mark.faults
 
-NEXT = Spot(Moment.NEXT, stream=True)
+NEXT = FaultSite(Moment.NEXT, stream=True)
 QUICK = [FAULTS[name] for name in ("exception", "sigkill")]
 
 
 def poisoned(kind: type, fault: str = "sigkill", *more: Any) -> Any:
-    return kind(SIZE, Garden(next={BAD: Plant(fault)}), *more)
+    return kind(SIZE, FaultPlacement(next={BAD: PlantedFault(fault)}), *more)
 
 
-@rows([NEXT], lambda fault, spot: fault.kills)
-def test_a_deadly_sample_is_stepped_over_when_the_dataset_can_skip(fault: Fault, spot: Spot) -> None:
+@rows([NEXT], lambda fault, site: fault.kills)
+def test_a_deadly_sample_is_stepped_over_when_the_dataset_can_skip(fault: Fault, site: FaultSite) -> None:
     """A stream that offers skip(n) loses the sample that kills inside __next__, and nothing else."""
-    loader = make_loader(Garden(), policy_for(fault, spot, "skip"), dataset=poisoned(SkippingStream, fault.name))
+    loader = make_loader(
+        FaultPlacement(), policy_for(fault, site, "skip"), dataset=poisoned(SkippingStream, fault.name)
+    )
 
     delivered = all_indices(loader)
 
-    assert delivered == without_bad(spot)
+    assert delivered == without_bad(site)
     assert list(loader.quarantine) == [BAD_OF_STREAM]
-    assert_explains(loader.quarantine[BAD_OF_STREAM], fault, spot)
+    assert_explains(loader.quarantine[BAD_OF_STREAM], fault, site)
 
 
 def test_a_deadly_sample_is_stepped_over_when_only_the_iterator_can_skip() -> None:
     """skip(n) may be the iterator's: the dataset itself need not offer it."""
-    loader = make_loader(Garden(), "skip", dataset=poisoned(SkippingReaderStream))
+    loader = make_loader(FaultPlacement(), "skip", dataset=poisoned(SkippingReaderStream))
 
     delivered = all_indices(loader)
 
@@ -76,7 +78,7 @@ def test_a_deadly_sample_is_stepped_over_when_only_the_iterator_can_skip() -> No
 
 def test_one_more_sample_is_taken_when_a_deadly_one_is_replaced() -> None:
     """Under "replace" the stream's next sample fills the batch; only its end comes sooner."""
-    loader = make_loader(Garden(), "replace", dataset=poisoned(SkippingStream))
+    loader = make_loader(FaultPlacement(), "replace", dataset=poisoned(SkippingStream))
 
     delivered = all_indices(loader)
 
@@ -87,7 +89,7 @@ def test_one_more_sample_is_taken_when_a_deadly_one_is_replaced() -> None:
 @pytest.mark.parametrize("faults", ["skip", "replace"])
 def test_an_error_is_raised_when_a_deadly_sample_cannot_be_stepped_over(faults: str) -> None:
     """Without skip(n) the rest of that stream is out of reach: that is said, and the other streams go on."""
-    loader = make_loader(Garden(), faults, dataset=poisoned(Stream))
+    loader = make_loader(FaultPlacement(), faults, dataset=poisoned(Stream))
 
     outcomes = outcomes_of(loader)
 
@@ -101,7 +103,7 @@ def test_an_error_is_raised_when_a_deadly_sample_cannot_be_stepped_over(faults: 
 @pytest.mark.parametrize("faults", ["skip", "replace"])
 def test_an_error_is_raised_when_an_exception_ends_a_generator(faults: str) -> None:
     """Python ends a generator with its first error. What cannot be reached must not pass for the end."""
-    loader = make_loader(Garden(), faults, dataset=poisoned(GeneratorStream, "exception"))
+    loader = make_loader(FaultPlacement(), faults, dataset=poisoned(GeneratorStream, "exception"))
 
     outcomes = outcomes_of(loader)
 
@@ -116,8 +118,8 @@ def test_an_error_is_raised_when_an_exception_ends_a_generator(faults: str) -> N
 
 def test_the_rest_of_a_generator_arrives_when_its_worker_is_killed_once(tmp_path: Path) -> None:
     """A death does not end a generator: the next life starts it again and takes it to where it was."""
-    garden = Garden(next={BAD: Plant("sigkill", str(tmp_path / "fired"))})
-    loader = make_loader(Garden(), dataset=GeneratorStream(SIZE, garden))
+    placement = FaultPlacement(next={BAD: PlantedFault("sigkill", str(tmp_path / "fired"))})
+    loader = make_loader(FaultPlacement(), dataset=GeneratorStream(SIZE, placement))
 
     delivered = all_values(loader)
 
@@ -126,10 +128,10 @@ def test_the_rest_of_a_generator_arrives_when_its_worker_is_killed_once(tmp_path
 
 def test_batches_are_torch_s_when_an_exception_in_next_is_raised() -> None:
     """Under "raise" the samples that were taken for the failed batch are gone with it, as with torch's own loader."""
-    garden = Garden(next={BAD: Plant("exception")})
-    theirs = outcomes_of(torch.utils.data.DataLoader(**arguments(garden)))
+    placement = FaultPlacement(next={BAD: PlantedFault("exception")})
+    theirs = outcomes_of(torch.utils.data.DataLoader(**arguments(placement)))
 
-    ours = outcomes_of(make_loader(garden))
+    ours = outcomes_of(make_loader(placement))
 
     assert [type(outcome) for outcome in ours] == [type(outcome) for outcome in theirs]
     assert [o for o in ours if isinstance(o, list)] == [o for o in theirs if isinstance(o, list)]
@@ -139,32 +141,32 @@ def test_batches_are_torch_s_when_an_exception_in_next_is_raised() -> None:
 class Unopened(Stream):
     """Its fault fires in iter()."""
 
-    def __init__(self, plant: Plant) -> None:
-        super().__init__(SIZE, Garden())
-        self.plant = plant
+    def __init__(self, planted: PlantedFault) -> None:
+        super().__init__(SIZE, FaultPlacement())
+        self.planted = planted
 
     def __iter__(self) -> Any:
         if self.shard()[0] == 1:
-            self.plant()
+            self.planted()
         return super().__iter__()
 
 
 @pytest.mark.parametrize("fault", QUICK, ids=lambda fault: fault.name)
 def test_not_one_bit_differs_when_iter_fails_once(fault: Fault, tmp_path: Path) -> None:
     """A stream that could not be opened is opened again, in the next life."""
-    loader = make_loader(Garden(), dataset=Unopened(Plant(fault.name, str(tmp_path / "fired"))))
+    loader = make_loader(FaultPlacement(), dataset=Unopened(PlantedFault(fault.name, str(tmp_path / "fired"))))
 
     delivered = all_values(loader)
 
     assert delivered == undisturbed(Stream)
-    (incident,) = happened(loader)
+    (incident,) = real_incidents(loader)
     assert incident.slot == 1
 
 
 @pytest.mark.parametrize("fault", QUICK, ids=lambda fault: fault.name)
 def test_an_error_is_raised_when_iter_always_fails(fault: Fault) -> None:
     """A stream that cannot be opened has no sample to skip: it is an error under every policy."""
-    loader = make_loader(Garden(), "skip", dataset=Unopened(Plant(fault.name)))
+    loader = make_loader(FaultPlacement(), "skip", dataset=Unopened(PlantedFault(fault.name)))
 
     with pytest.raises(WorkerStartError if fault.kills else fault.raises) as caught:
         all_indices(loader)
@@ -176,8 +178,8 @@ def test_an_error_is_raised_when_iter_always_fails(fault: Fault) -> None:
 def test_a_snapshot_is_restored_when_a_stateful_stream_loses_its_worker(kind: type, tmp_path: Path) -> None:
     """Where the dataset or its iterator keeps a state, samples before the snapshot are not opened again."""
     notes = tmp_path / "opened"
-    garden = Garden(next={BAD: Plant("sigkill", str(tmp_path / "fired"))})
-    loader = make_loader(Garden(), dataset=kind(SIZE, garden, notes))
+    placement = FaultPlacement(next={BAD: PlantedFault("sigkill", str(tmp_path / "fired"))})
+    loader = make_loader(FaultPlacement(), dataset=kind(SIZE, placement, notes))
 
     delivered = all_values(loader)
 
@@ -191,10 +193,10 @@ def test_a_snapshot_is_restored_when_a_stateful_stream_loses_its_worker(kind: ty
 @pytest.mark.parametrize("moment", [Moment.NEXT, Moment.COLLATE, Moment.SENDING], ids=lambda moment: moment.value)
 def test_everything_else_is_delivered_when_an_unbatched_stream_has_a_bad_sample(fault: Fault, moment: Moment) -> None:
     """batch_size=None: the bad sample is a batch of its own, left empty and not delivered."""
-    garden = Garden.at(moment, {BAD: Plant(fault.name)})
-    single = SingleCollate(garden.collate)
-    dataset = SkippingStream(SIZE, garden)
-    loader = make_loader(Garden(), "skip", dataset=dataset, batch_size=None, collate_fn=single)
+    placement = FaultPlacement.at(moment, {BAD: PlantedFault(fault.name)})
+    single = SingleCollate(placement.collate)
+    dataset = SkippingStream(SIZE, placement)
+    loader = make_loader(FaultPlacement(), "skip", dataset=dataset, batch_size=None, collate_fn=single)
 
     delivered = [int(values[0]) for values, _ in loader]
 
@@ -206,18 +208,20 @@ def test_everything_else_is_delivered_when_an_unbatched_stream_has_a_bad_sample(
 class SingleCollate:
     """A collate_fn for batch_size=None, which is given one sample."""
 
-    def __init__(self, plants: Any) -> None:
-        self.plants = plants
+    def __init__(self, planted_faults: Any) -> None:
+        self.planted_faults = planted_faults
 
     def __call__(self, sample: Any) -> Any:
-        values, luggage = sample
-        plant = self.plants.get(int(values[0]))
-        return values, luggage if plant is None else plant()
+        values, payload = sample
+        planted = self.planted_faults.get(int(values[0]))
+        return values, payload if planted is None else planted()
 
 
 def test_the_budget_ends_a_stream_that_raises_for_ever() -> None:
     """An iterator that never gets past its error is no endless row of skipped samples."""
-    loader = make_loader(Garden(), FaultPolicy(on_error="skip", max_bad=10), dataset=StuckStream(SIZE, Garden()))
+    loader = make_loader(
+        FaultPlacement(), FaultPolicy(on_error="skip", max_bad=10), dataset=StuckStream(SIZE, FaultPlacement())
+    )
 
     with pytest.raises(TooManyFaultsError) as caught:
         all_indices(loader)
@@ -228,7 +232,7 @@ def test_the_budget_ends_a_stream_that_raises_for_ever() -> None:
 
 class StuckStream(Stream):
     def __iter__(self) -> Any:
-        return StuckReader(self.shard(), self.garden)
+        return StuckReader(self.shard(), self.placement)
 
 
 class StuckReader(Reader):
@@ -239,23 +243,25 @@ class StuckReader(Reader):
 def test_several_deadly_samples_are_stepped_over_in_one_stream() -> None:
     """Each costs itself, also when two stand side by side, at the beginning or at the end."""
     bad = (1, 9, 11, 23)
-    garden = Garden(next={index: Plant("os-exit") for index in bad})
-    loader = make_loader(Garden(), "skip", dataset=SkippingStream(SIZE, garden))
+    placement = FaultPlacement(next={index: PlantedFault("os-exit") for index in bad})
+    loader = make_loader(FaultPlacement(), "skip", dataset=SkippingStream(SIZE, placement))
 
     delivered = all_indices(loader)
 
     assert delivered == [[index for index in batch if index not in bad] for batch in all_batches(NEXT)]
     assert set(loader.quarantine) == {StreamIndex(1, index // 2) for index in bad}
-    assert len(happened(loader)) == 2 * len(bad)
+    assert len(real_incidents(loader)) == 2 * len(bad)
 
 
 def test_another_epoch_is_the_same_when_a_stream_s_worker_was_killed(tmp_path: Path) -> None:
     """Persistent workers: after a death in one epoch the next one is torch's, bit for bit."""
-    garden = Garden(next={BAD: Plant("sigkill", str(tmp_path / "fired"))})
-    stock = torch.utils.data.DataLoader(**arguments(Garden(), Stream(SIZE, Garden()), persistent_workers=True))
+    placement = FaultPlacement(next={BAD: PlantedFault("sigkill", str(tmp_path / "fired"))})
+    stock = torch.utils.data.DataLoader(
+        **arguments(FaultPlacement(), Stream(SIZE, FaultPlacement()), persistent_workers=True)
+    )
     theirs = [all_values(stock), all_values(stock)]
     stock._iterator._shutdown_workers()
-    loader = make_loader(garden, persistent_workers=True)
+    loader = make_loader(placement, persistent_workers=True)
 
     ours = [all_values(loader), all_values(loader)]
 
@@ -264,8 +270,8 @@ def test_another_epoch_is_the_same_when_a_stream_s_worker_was_killed(tmp_path: P
 
 def test_indices_arrive_as_they_come_when_order_does_not_matter(tmp_path: Path) -> None:
     """in_order=False: nothing is lost or doubled by a death either."""
-    garden = Garden(next={BAD: Plant("sigkill", str(tmp_path / "fired"))})
-    loader = make_loader(garden, in_order=False)
+    placement = FaultPlacement(next={BAD: PlantedFault("sigkill", str(tmp_path / "fired"))})
+    loader = make_loader(placement, in_order=False)
 
     delivered = [index for batch in loader for index in indices_of(batch)]
 
@@ -280,11 +286,13 @@ def test_a_bad_batch_is_not_met_again_when_a_later_death_starts_the_stream_over(
 ) -> None:
     """Fast-forwarding passes samples that were bad in collate_fn or while sent, and does not stumble over them."""
     later = 21
-    plants = Garden.at(moment, {BAD: Plant(name)})
-    garden = Garden(
-        collate=plants.collate, sending=plants.sending, next={later: Plant("os-exit", str(tmp_path / "fired"))}
+    planted_faults = FaultPlacement.at(moment, {BAD: PlantedFault(name)})
+    placement = FaultPlacement(
+        collate=planted_faults.collate,
+        sending=planted_faults.sending,
+        next={later: PlantedFault("os-exit", str(tmp_path / "fired"))},
     )
-    loader = make_loader(garden, faults)
+    loader = make_loader(placement, faults)
 
     outcomes = outcomes_of(loader)
 

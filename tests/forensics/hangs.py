@@ -45,7 +45,7 @@ GLOBAL = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Props:
+class HangInputs:
     """What hangs need of the world."""
 
     port: int = 0
@@ -70,16 +70,16 @@ def compile_debugger(folder: Path) -> str:
     return str(program)
 
 
-def be_debugged(props: Props) -> None:
+def be_debugged(inputs: HangInputs) -> None:
     ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1))  # PR_SET_PTRACER, where only parents may
-    subprocess.Popen([props.debugger]).wait()
+    subprocess.Popen([inputs.debugger]).wait()
 
 
-def spin_on_one_line(props: Props) -> None:
+def spin_on_one_line(inputs: HangInputs) -> None:
     while True: pass  # noqa: E701  # fmt: skip
 
 
-def spin_over_many(props: Props) -> None:
+def spin_over_many(inputs: HangInputs) -> None:
     count = 0
     while count >= 0:
         count += 1
@@ -87,90 +87,90 @@ def spin_over_many(props: Props) -> None:
             count += 1
 
 
-def spin_with_the_gil(props: Props) -> None:
-    ctypes.PyDLL(props.library).spin()
+def spin_with_the_gil(inputs: HangInputs) -> None:
+    ctypes.PyDLL(inputs.library).spin()
 
 
-def spin_without_the_gil(props: Props) -> None:
-    ctypes.CDLL(props.library).spin()
+def spin_without_the_gil(inputs: HangInputs) -> None:
+    ctypes.CDLL(inputs.library).spin()
 
 
-def match_for_ever(props: Props) -> None:
+def match_for_ever(inputs: HangInputs) -> None:
     re.match(r"(a+)+$", "a" * 64 + "b")
 
 
-def sleep_for_ever(props: Props) -> None:
+def sleep_for_ever(inputs: HangInputs) -> None:
     time.sleep(1e6)  # this is the hang
 
 
-def read_empty_pipe(props: Props) -> None:
+def read_empty_pipe(inputs: HangInputs) -> None:
     reader, _ = os.pipe()
     os.read(reader, 1)
 
 
-def open_fifo(props: Props) -> None:
-    with open(props.fifo, "rb"):
+def open_fifo(inputs: HangInputs) -> None:
+    with open(inputs.fifo, "rb"):
         pass
 
 
-def read_fifo(props: Props) -> None:
+def read_fifo(inputs: HangInputs) -> None:
     # One of its own: opened for writing, it would let somebody else's open() go on.
-    os.read(os.open(props.other_fifo, os.O_RDWR), 1)
+    os.read(os.open(inputs.other_fifo, os.O_RDWR), 1)
 
 
-def receive_from_silence(props: Props) -> None:
-    with socket.create_connection(("127.0.0.1", props.port)) as connection:
+def receive_from_silence(inputs: HangInputs) -> None:
+    with socket.create_connection(("127.0.0.1", inputs.port)) as connection:
         connection.recv(1)
 
 
-def receive_with_timeout(props: Props) -> None:
-    with socket.create_connection(("127.0.0.1", props.port), timeout=1e6) as connection:
+def receive_with_timeout(inputs: HangInputs) -> None:
+    with socket.create_connection(("127.0.0.1", inputs.port), timeout=1e6) as connection:
         connection.recv(1)
 
 
-def lock_file(props: Props) -> None:
-    with open(props.locked) as file:
+def lock_file(inputs: HangInputs) -> None:
+    with open(inputs.locked) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
-def lock_twice(props: Props) -> None:
+def lock_twice(inputs: HangInputs) -> None:
     lock = threading.Lock()
     lock.acquire()
     lock.acquire()
 
 
-def get_from_queue(props: Props) -> None:
+def get_from_queue(inputs: HangInputs) -> None:
     queue.Queue[int]().get()
 
 
-def wait_for_event(props: Props) -> None:
+def wait_for_event(inputs: HangInputs) -> None:
     threading.Event().wait()
 
 
-def stop_self(props: Props) -> None:
+def stop_self(inputs: HangInputs) -> None:
     while True:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def wait_for_program(props: Props) -> None:
+def wait_for_program(inputs: HangInputs) -> None:
     subprocess.Popen(["sleep", "100000"]).wait()
 
 
-def read_from_program(props: Props) -> None:
+def read_from_program(inputs: HangInputs) -> None:
     subprocess.run(["sleep", "100000"], capture_output=True)
 
 
-def take_global_lock(props: Props) -> None:
+def take_global_lock(inputs: HangInputs) -> None:
     with GLOBAL:
         pass
 
 
-def take_native_lock(props: Props) -> None:
-    ctypes.CDLL(props.library).lock()
+def take_native_lock(inputs: HangInputs) -> None:
+    ctypes.CDLL(inputs.library).lock()
 
 
 NATIVE = (spin_with_the_gil, spin_without_the_gil, be_debugged)
-HANGS: dict[str, Callable[[Props], Any]] = {
+HANGS: dict[str, Callable[[HangInputs], Any]] = {
     hang.__name__: hang
     for hang in (
         *(spin_on_one_line, spin_over_many, match_for_ever, sleep_for_ever, read_empty_pipe, open_fifo, read_fifo),
@@ -184,9 +184,9 @@ HANGS: dict[str, Callable[[Props], Any]] = {
 class Hanging(Dataset[int]):
     """Healthy samples, and after each of them one that hangs."""
 
-    def __init__(self, names: list[str], props: Props, lock: Any = None) -> None:
+    def __init__(self, names: list[str], inputs: HangInputs, lock: Any = None) -> None:
         self.names = names
-        self.props = props
+        self.inputs = inputs
         if lock is not None:
             self.lock = lock
 
@@ -199,5 +199,5 @@ class Hanging(Dataset[int]):
             if name == "take_own_lock":
                 with self.lock:
                     return index
-            {**HANGS, "take_global_lock": take_global_lock, "take_native_lock": take_native_lock}[name](self.props)
+            {**HANGS, "take_global_lock": take_global_lock, "take_native_lock": take_native_lock}[name](self.inputs)
         return index

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forensics import deaths, natives
+from forensics import deaths, native_libraries
 from outlive._forensics import verdict
 from outlive.crashes import SIGABRT, CrashRecord
 from outlive.evidence import Evidence
@@ -17,10 +17,10 @@ NAMES = list(deaths.ABORTS)
 
 @pytest.fixture(scope="module", params=METHODS)
 def died(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Incident]:
-    if not natives.have_compilers():
+    if not native_libraries.have_compilers():
         pytest.skip("no C and C++ compilers")
     folder = tmp_path_factory.mktemp(f"aborts-{request.param}")
-    natives.build(folder)
+    native_libraries.build(folder)
     return deaths.let_die(NAMES, folder, request.param)
 
 

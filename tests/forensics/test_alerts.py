@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 import outlive
-from forensics import made_up
+from forensics import example_incidents
 from outlive import Webhook
 from outlive._forensics import alerts
 from outlive.verdicts import Name, Verdict
@@ -79,7 +79,7 @@ def _no_proxy_and_short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_incident_arrives_as_json_with_a_sentence():
     """What a program reads, and what a chat shows; with the user's headers."""
-    incident = made_up.segfault()
+    incident = example_incidents.segfault()
     with answering() as server:
         hook = Webhook(server.url, headers={"Authorization": "Bearer abc"})
         hook(incident)
@@ -100,10 +100,10 @@ def test_an_incident_arrives_as_json_with_a_sentence():
 
 def test_only_the_verdicts_that_were_asked_for_are_sent():
     """Nobody wants to be woken by every truncated image."""
-    oom = made_up.segfault(verdict=Verdict(Name.OOM_KILLER, "killed"))
+    oom = example_incidents.segfault(verdict=Verdict(Name.OOM_KILLER, "killed"))
     with answering() as server:
         hook = Webhook(server.url, only=["oom-killer", Name.KILLED])
-        for incident in (made_up.segfault(), oom, made_up.segfault(verdict=None)):
+        for incident in (example_incidents.segfault(), oom, example_incidents.segfault(verdict=None)):
             hook(incident)
         assert hook.flush()
 
@@ -124,7 +124,7 @@ def test_a_server_in_trouble_is_tried_again_and_one_that_refuses_is_not(statuses
     """Four tries with growing pauses; a redirect would lose the body, so it is an error."""
     with answering(*statuses) as server:
         hook = Webhook(server.url)
-        hook(made_up.raised())
+        hook(example_incidents.raised())
         assert hook.flush()
 
     assert len(server.received) == tries
@@ -136,8 +136,8 @@ def test_nobody_at_the_port_costs_one_line_in_the_log(caplog):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         hook = Webhook(f"http://127.0.0.1:{closed.getsockname()[1]}/hook/secret")
-        hook(made_up.raised())
-        hook(made_up.raised())
+        hook(example_incidents.raised())
+        hook(example_incidents.raised())
         assert hook.flush()
 
     (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
@@ -156,7 +156,7 @@ def silent() -> Iterator[str]:
 def test_a_server_that_never_answers_is_given_up(silent):
     """After timeout_s, each time."""
     hook = Webhook(silent, timeout_s=0.05)
-    hook(made_up.raised())
+    hook(example_incidents.raised())
 
     assert hook.flush()
     assert hook.failed == 1
@@ -165,7 +165,7 @@ def test_a_server_that_never_answers_is_given_up(silent):
 def test_ten_thousand_incidents_at_once_cost_the_job_nothing(silent):
     """The newest wait, the others are counted."""
     hook = Webhook(silent, timeout_s=0.02, queue=100)
-    incident = made_up.segfault()
+    incident = example_incidents.segfault()
 
     started = time.perf_counter()
     for _ in range(10_000):
@@ -183,7 +183,7 @@ def test_a_burst_arrives_when_somebody_answers():
     with answering() as server:
         hook = Webhook(server.url, queue=500)
         for n in range(200):
-            hook(made_up.raised(number=n))
+            hook(example_incidents.raised(number=n))
         assert hook.flush(60)
 
     assert [body["number"] for _, body in server.received] == list(range(200))
@@ -197,7 +197,7 @@ PATIENT = "from outlive._forensics import courier\ncourier.EXIT_S = 50.0\n"
 def run_program(source: str, *args: str) -> tuple[float, str]:
     """How long a program took from its last line to its end, by its own clock, and what it said."""
     path = os.pathsep.join([str(Path(outlive.__file__).parents[1]), str(Path(__file__).parents[1])])
-    head = "import os, sys, time\nfrom forensics import made_up\nfrom outlive import Webhook\n"
+    head = "import os, sys, time\nfrom forensics import example_incidents\nfrom outlive import Webhook\n"
     process = subprocess.Popen(
         [sys.executable, "-c", f"{head}{source}\nprint('trained', time.monotonic(), flush=True)", *args],
         env={**os.environ, "PYTHONPATH": path},
@@ -217,7 +217,8 @@ def test_what_waits_is_sent_before_the_program_ends():
     """The last incident is the one that ended the job."""
     with answering() as server:
         run_program(
-            f"{PATIENT}hook = Webhook(sys.argv[1])\nfor n in range(20): hook(made_up.raised(number=n))", server.url
+            f"{PATIENT}hook = Webhook(sys.argv[1])\nfor n in range(20): hook(example_incidents.raised(number=n))",
+            server.url,
         )
 
     assert [body["number"] for _, body in server.received] == list(range(20))
@@ -225,7 +226,9 @@ def test_what_waits_is_sent_before_the_program_ends():
 
 def test_a_program_ends_in_time_when_nobody_answers(silent):
     """Two seconds of grace, not a timeout per incident."""
-    took_s, said = run_program("hook = Webhook(sys.argv[1])\nfor n in range(50): hook(made_up.raised())", silent)
+    took_s, said = run_program(
+        "hook = Webhook(sys.argv[1])\nfor n in range(50): hook(example_incidents.raised())", silent
+    )
 
     assert said == "trained"
     assert 1.5 < took_s < 10
@@ -235,10 +238,10 @@ def test_a_fork_does_not_send_what_its_parent_sends():
     """Each incident arrives once; the child's own arrive, too."""
     source = (
         f"{PATIENT}hook = Webhook(sys.argv[1])\n"
-        "for n in range(30): hook(made_up.raised(number=n))\n"
+        "for n in range(30): hook(example_incidents.raised(number=n))\n"
         "child = os.fork()\n"
         "if child == 0:\n"
-        "    hook(made_up.raised(number=100)); os._exit(not hook.flush(20))\n"
+        "    hook(example_incidents.raised(number=100)); os._exit(not hook.flush(20))\n"
         "assert os.waitpid(child, 0)[1] == 0"
     )
     with answering() as server:
@@ -251,8 +254,8 @@ def test_an_incident_that_cannot_be_told_is_counted_and_the_next_one_is_sent():
     """Whatever an index or a field does."""
     with answering() as server:
         hook = Webhook(server.url)
-        hook(made_up.raised(evidence=object()))
-        hook(made_up.raised(number=2))
+        hook(example_incidents.raised(evidence=object()))
+        hook(example_incidents.raised(number=2))
         assert hook.flush()
 
     assert [body["number"] for _, body in server.received] == [2]

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from groups import group_of, memory_group, run_in
+from control_groups import group_of, memory_group, run_in
 from outlive._forensics import surroundings
 
 __all__ = ["memory_group"]
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
-PROGRAM = Path(__file__).parent / "programs" / "hungry.py"
+PROGRAM = Path(__file__).parent / "programs" / "resource_hog.py"
 PROCESSES = 60
 HEALTHY_OF_MEMORY = [0, 1, 2, 5, 6, 7, 9]
 
@@ -65,6 +65,6 @@ def test_a_limit_of_processes_is_told_for_threads_and_for_forks(process_group: P
     assert ended["delivered"] == [0, 1, 2, 4, 6, 7, 8, 9]
     told = ended["told"]
     assert {index: row["name"] for index, row in told.items()} == dict.fromkeys(("3", "5"), "processes-exhausted")
-    assert "no further thread, at hungry.py:" in told["3"]["cause"]
-    assert "no further process, at hungry.py:" in told["5"]["cause"]
+    assert "no further thread, at resource_hog.py:" in told["3"]["cause"]
+    assert "no further process, at resource_hog.py:" in told["5"]["cause"]
     assert "--pids-limit" in told["3"]["remedies"][0]

@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 
 import outlive
-from forensics import made_up
+from forensics import example_incidents
 from outlive._forensics import journal, words
 from outlive.cli import VERBS, explain, main
 from outlive.verdicts import Name, Verdict
@@ -42,8 +42,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def two(home: Path) -> Path:
     """A crash of two hours ago, and an exception of five minutes ago."""
     exception = Verdict(Name.EXCEPTION, "OSError: image file is truncated")
-    keep(made_up.segfault(when=time.time() - 7300))
-    keep(made_up.raised(id="81bc0011", when=time.time() - 305, indices=(101,), verdict=exception))
+    keep(example_incidents.segfault(when=time.time() - 7300))
+    keep(example_incidents.raised(id="81bc0011", when=time.time() - 305, indices=(101,), verdict=exception))
     return home
 
 
@@ -163,7 +163,7 @@ def test_a_report_is_json_for_programs(two):
     told = json.loads(ask("report", "7f3a", "--json").output)
 
     assert told["job"]["pid"] == os.getpid()
-    assert outlive.Incident.from_dict(told).evidence == made_up.segfault().evidence
+    assert outlive.Incident.from_dict(told).evidence == example_incidents.segfault().evidence
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_report_that_cannot_be_given_says_why(two, args, status, message):
 
 def test_an_id_that_is_not_clear_is_answered_with_all_it_could_be(two):
     """Two that begin alike."""
-    keep(made_up.segfault(id="7f3b0000"))
+    keep(example_incidents.segfault(id="7f3b0000"))
 
     result = ask("report", "7f3")
 
@@ -226,7 +226,7 @@ def test_a_damaged_journal_is_one_sentence(home):
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(made_up.incidents)
+@given(example_incidents.incidents)
 def test_any_incident_can_be_reported_and_steers_no_terminal(home, incident):
     """Whatever is missing, whatever characters are in it."""
     journal.forget()
@@ -269,7 +269,7 @@ def test_everything_is_forgotten_only_on_a_yes(two):
 
     assert ask("forget", "--all", input="y\n").output.endswith("2 incidents deleted\n")
     assert ask("forget", "--all").exit_code == 1
-    keep(made_up.segfault())
+    keep(example_incidents.segfault())
     assert ask("forget", "--all", "--yes").output == "1 incident deleted\n"
 
 
@@ -287,7 +287,7 @@ def test_forget_wants_one_thing_said(two, args):
 
 
 @pytest.fixture
-def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def installed_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     page = tmp_path / "null-pointer.md"
     words_of_it = "A pointer that points nowhere was followed, " * 8
     page.write_text(f"# Null pointer\n\n{words_of_it}\n\n- first\n- second\n\n```\ncode  as it is\n```\n")
@@ -295,7 +295,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_verdict_is_explained_in_80_columns(shelf):
+def test_a_verdict_is_explained_in_80_columns(installed_pages):
     """Its page, with paragraphs wrapped and code as it stands."""
     result = ask("explain", "null-pointer")
 
@@ -306,7 +306,7 @@ def test_a_verdict_is_explained_in_80_columns(shelf):
     assert max(map(len, result.output.splitlines())) <= 80
 
 
-def test_all_verdicts_are_listed(shelf):
+def test_all_verdicts_are_listed(installed_pages):
     """With the first sentence of each one's page."""
     result = ask("explain")
 
@@ -314,7 +314,7 @@ def test_all_verdicts_are_listed(shelf):
     assert re.search(r"null-pointer +A pointer that points nowhere was followed, .*…\n", result.output)
 
 
-def test_a_verdict_without_a_page_and_one_that_does_not_exist_are_told_apart(shelf):
+def test_a_verdict_without_a_page_and_one_that_does_not_exist_are_told_apart(installed_pages):
     """1 and 2; with a guess at what was meant."""
     assert ask("explain", "killed").exit_code == 1
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from forensics import illegal
+from forensics import illegal_instructions
 from outlive._capture.crash import parse_maps
 from outlive._forensics import cpu, examine, symbols, system_calls
 from outlive._forensics.cpu import Cpu
@@ -137,9 +137,9 @@ def test_features_of_another_architecture_are_those_the_kernel_names() -> None:
 
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
-    if not illegal.can_compile():
+    if not illegal_instructions.can_compile():
         pytest.skip("no C compiler, or not x86-64")
-    return illegal.build(tmp_path)
+    return illegal_instructions.build(tmp_path)
 
 
 def regions_here() -> tuple[Region, ...]:

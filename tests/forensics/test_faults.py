@@ -1,4 +1,4 @@
-"""Verdicts on bad accesses to memory: real ones in real workers, and made-up ones that this machine cannot produce."""
+"""Verdicts on bad memory accesses: real ones in real workers, and synthetic ones that this machine cannot produce."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import outlive
-from forensics import deaths, natives
+from forensics import deaths, native_libraries
 from outlive import FaultPolicy
 from outlive._capture import crash as recorder
 from outlive._forensics import callers, mapped_files, verdict
@@ -28,10 +28,10 @@ needs_recorder = pytest.mark.skipif(not recorder.AVAILABLE, reason="the recorder
 
 @pytest.fixture(scope="module", params=METHODS)
 def died(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Incident]:
-    if not natives.have_compilers():
+    if not native_libraries.have_compilers():
         pytest.skip("no C and C++ compilers")
     folder = tmp_path_factory.mktemp(f"faults-{request.param}")
-    natives.build(folder)
+    native_libraries.build(folder)
     mounts = deaths.can_mount()
     return deaths.let_die([name for name in NAMES if mounts or name not in deaths.MOUNTING], folder, request.param)
 
@@ -71,9 +71,9 @@ class Inheriting:
 def test_what_a_worker_was_forked_with_is_known_when_it_is_gone(tmp_path: Path) -> None:
     """The zygote still has the map: so the file's name is known, and the verdict is no guess. Under spawn a dataset
     that holds a map cannot be pickled."""
-    if not natives.have_compilers():
+    if not native_libraries.have_compilers():
         pytest.skip("no C and C++ compilers")
-    natives.build(tmp_path)
+    native_libraries.build(tmp_path)
     path = deaths.file_of(tmp_path, "inherited", 1 << 20)
     dataset: Any = Inheriting(path, tmp_path / "libfaulty.so")
     policy = FaultPolicy(on_error="skip", retries=0, max_bad=None)
@@ -91,7 +91,7 @@ def test_what_a_worker_was_forked_with_is_known_when_it_is_gone(tmp_path: Path) 
     assert str(path) in incident.verdict.cause
 
 
-# ---------------------------------------------------------------- made up
+# ---------------------------------------------------------------- synthetic
 
 LIBRARY = Region(0x7F0000000000, 0x7F0000100000, "r-xp", 0x1000, "/opt/libdecode.so")
 STACK = Region(0x7FFC00000000, 0x7FFC00800000, "rw-p", 0, "[stack]")

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import outlive
-from forensics.hangs import COMPILER, GLOBAL, HANGS, Hanging, Props, compile_debugger, compile_library
+from forensics.hangs import COMPILER, GLOBAL, HANGS, Hanging, HangInputs, compile_debugger, compile_library
 from outlive import FaultPolicy, Incident, IncidentKind
 from outlive.verdicts import Confidence, Name
 
@@ -64,7 +64,7 @@ def loader_of(dataset: Hanging, method: str, **more: Any) -> outlive.DataLoader[
 
 
 @contextmanager
-def props_in(folder: Path) -> Iterator[Props]:
+def inputs_in(folder: Path) -> Iterator[HangInputs]:
     """A listener that never answers, two FIFOs that nobody opens, a file that is locked, a native library."""
     fifos = [str(folder / "a.fifo"), str(folder / "b.fifo")]
     for fifo in fifos:
@@ -73,14 +73,14 @@ def props_in(folder: Path) -> Iterator[Props]:
         fcntl.flock(locked, fcntl.LOCK_EX)
         library = compile_library(folder) if COMPILER else ""
         debugger = compile_debugger(folder) if COMPILER else ""
-        yield Props(listener.getsockname()[1], *fifos, str(folder / "a.lock"), library, debugger)
+        yield HangInputs(listener.getsockname()[1], *fifos, str(folder / "a.lock"), library, debugger)
 
 
 @pytest.fixture(scope="module", params=("fork", "spawn"))
 def hung(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Incident]:
     """Every hang, once: its incident."""
-    with props_in(tmp_path_factory.mktemp(request.param)) as props:
-        loader = loader_of(Hanging(list(HANGS), props), request.param, num_workers=3)
+    with inputs_in(tmp_path_factory.mktemp(request.param)) as inputs:
+        loader = loader_of(Hanging(list(HANGS), inputs), request.param, num_workers=3)
         delivered = [int(index) for batch in loader for index in batch]
     assert delivered == list(range(0, 2 * len(HANGS), 2))
     return {name: loader.quarantine[2 * place + 1] for place, name in enumerate(HANGS)}
@@ -152,7 +152,7 @@ def held_by_a_thread(acquire: Any, release: Any) -> Iterator[None]:
 
 def test_a_module_lock_that_was_held_at_the_fork_is_named() -> None:
     """Nobody in the worker can ever release it: the thread that could is the trainer's."""
-    loader = loader_of(Hanging(["take_global_lock"], Props()), "fork", num_workers=1)
+    loader = loader_of(Hanging(["take_global_lock"], HangInputs()), "fork", num_workers=1)
 
     with held_by_a_thread(GLOBAL.acquire, GLOBAL.release):
         list(loader)
@@ -164,7 +164,7 @@ def test_a_module_lock_that_was_held_at_the_fork_is_named() -> None:
 def test_a_lock_of_the_dataset_that_was_held_at_the_fork_is_named(make: Any, kind: str) -> None:
     """By the attribute that the user knows it by."""
     lock = make()
-    loader = loader_of(Hanging(["take_own_lock"], Props(), lock), "fork", num_workers=1)
+    loader = loader_of(Hanging(["take_own_lock"], HangInputs(), lock), "fork", num_workers=1)
 
     with held_by_a_thread(lock.acquire, lock.release):
         list(loader)
@@ -174,15 +174,15 @@ def test_a_lock_of_the_dataset_that_was_held_at_the_fork_is_named(make: Any, kin
 
 def test_a_lock_of_the_datasets_class_that_was_held_at_the_fork_is_named() -> None:
     """All datasets of that class share it."""
-    loader = loader_of(TakesShared(["-"], Props()), "fork", num_workers=1)
+    loader = loader_of(LocksShared(["-"], HangInputs()), "fork", num_workers=1)
 
-    with held_by_a_thread(TakesShared.shared.acquire, TakesShared.shared.release):
+    with held_by_a_thread(LocksShared.shared.acquire, LocksShared.shared.release):
         list(loader)
 
     assert_inherited(loader, "dataset.shared (a threading.Lock)")
 
 
-class TakesShared(Hanging):
+class LocksShared(Hanging):
     shared = threading.Lock()
 
     def __getitem__(self, index: int) -> int:
@@ -206,7 +206,7 @@ def assert_inherited(loader: Any, lock: str) -> None:
 def test_a_lock_of_the_dataset_that_the_worker_took_itself_is_not_called_inherited() -> None:
     """It is named, and the blame is the worker's."""
     lock = threading.Lock()
-    loader = loader_of(TakesTwice(lock), "fork", num_workers=1)
+    loader = loader_of(LocksTwice(lock), "fork", num_workers=1)
 
     list(loader)
 
@@ -216,9 +216,9 @@ def test_a_lock_of_the_dataset_that_the_worker_took_itself_is_not_called_inherit
     assert incident.evidence.seen.inherited_locks == ()
 
 
-class TakesTwice(Hanging):
+class LocksTwice(Hanging):
     def __init__(self, lock: Any) -> None:
-        super().__init__(["-"], Props(), lock)
+        super().__init__(["-"], HangInputs(), lock)
 
     def __getitem__(self, index: int) -> int:
         if index % 2:
@@ -232,7 +232,7 @@ def test_a_native_mutex_that_was_held_at_the_fork_is_found_by_its_owner(tmp_path
     """glibc's mutex says which thread holds it, and the worker has no such thread."""
     library = compile_library(tmp_path)
     native = ctypes.CDLL(library)
-    loader = loader_of(Hanging(["take_native_lock"], Props(library=library)), "fork", num_workers=1)
+    loader = loader_of(Hanging(["take_native_lock"], HangInputs(library=library)), "fork", num_workers=1)
 
     with held_by_a_thread(native.lock, lambda: None):
         list(loader)
@@ -254,7 +254,7 @@ def openmp(tmp_path: Path) -> str:
 def test_threads_of_a_pool_that_a_fork_left_behind_are_named(openmp: str) -> None:
     """The trainer used OpenMP before: the worker's copy waits for threads that are not there."""
     ctypes.CDLL(openmp).together()
-    loader = loader_of(Together(["-"], Props(library=openmp)), "fork", num_workers=1)
+    loader = loader_of(SharedMutex(["-"], HangInputs(library=openmp)), "fork", num_workers=1)
 
     list(loader)
 
@@ -271,7 +271,7 @@ def test_threads_of_a_pool_that_a_fork_left_behind_are_named(openmp: str) -> Non
 @needs_compiler
 def test_a_pool_that_was_left_long_ago_is_not_blamed(openmp: str, tmp_path: Path) -> None:
     """Addresses of its code stand on the stack, in the gaps of frames that are in use, as calls leave them behind."""
-    loader = loader_of(Littered([openmp], Props(library=compile_library(tmp_path))), "fork", num_workers=1)
+    loader = loader_of(MisleadingStack([openmp], HangInputs(library=compile_library(tmp_path))), "fork", num_workers=1)
 
     list(loader)
 
@@ -283,18 +283,18 @@ def test_a_pool_that_was_left_long_ago_is_not_blamed(openmp: str, tmp_path: Path
     assert "libgomp" not in str(incident.evidence.seen)
 
 
-class Littered(Hanging):
+class MisleadingStack(Hanging):
     def __getitem__(self, index: int) -> int:
         if index % 2:
             code = ctypes.cast(ctypes.CDLL(self.names[0]).omp_get_num_threads, ctypes.c_void_p)
-            ctypes.CDLL(self.props.library).wait_over_litter(code)
+            ctypes.CDLL(self.inputs.library).wait_over_litter(code)
         return index
 
 
-class Together(Hanging):
+class SharedMutex(Hanging):
     def __getitem__(self, index: int) -> int:
         if index % 2:
-            ctypes.CDLL(self.props.library).together()
+            ctypes.CDLL(self.inputs.library).together()
         return index
 
 
@@ -302,7 +302,7 @@ class Together(Hanging):
 def test_a_lock_between_processes_is_named_and_not_called_inherited(method: str) -> None:
     """Somebody else may still release it: here the trainer, which does not."""
     lock = multiprocessing.get_context(method).Lock()
-    loader = loader_of(Hanging(["take_own_lock"], Props(), lock), method, num_workers=1)
+    loader = loader_of(Hanging(["take_own_lock"], HangInputs(), lock), method, num_workers=1)
 
     with lock:
         list(loader)
@@ -323,9 +323,9 @@ def test_hangs_are_explained_where_nothing_forks(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import sys\n"
-        "from forensics.test_hangs import Hanging, Props, loader_of\n"
+        "from forensics.test_hangs import Hanging, HangInputs, loader_of\n"
         "if __name__ == '__main__':\n"
-        "    loader = loader_of(Hanging(['lock_twice', 'sleep_for_ever', 'spin_over_many'], Props()), 'spawn')\n"
+        "    loader = loader_of(Hanging(['lock_twice', 'sleep_for_ever', 'spin_over_many'], HangInputs()), 'spawn')\n"
         "    list(loader)\n"
         "    print(*sorted(f'{i.index}:{i.verdict.name}' for i in loader.incidents))\n"
     )

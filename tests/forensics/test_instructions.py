@@ -1,4 +1,4 @@
-"""Verdicts on instructions: real deaths in real workers, and made-up incidents for what no machine here can do.
+"""Verdicts on instructions: real deaths in real workers, and synthetic incidents for what no machine here can do.
 
 Each start method has one loader with every death in it, for starts are dear; each death is a test of its own, save
 those by a missing feature: which ones there are depends on the CPU.
@@ -20,8 +20,8 @@ import pytest
 from torch.utils.data import Dataset
 
 import outlive
-from forensics import illegal
-from forensics.illegal import DEATHS, Death
+from forensics import illegal_instructions
+from forensics.illegal_instructions import DEATHS, Death
 from outlive import FaultPolicy, Incident, IncidentKind
 from outlive._capture import blackbox, crash
 from outlive._capture.blackbox import BlackBox
@@ -37,7 +37,7 @@ pytest.importorskip("iced_x86", reason="the extra «forensics» is not installed
 pytest.importorskip("elftools", reason="the extra «forensics» is not installed")
 pytestmark = pytest.mark.faults
 needs_victims = pytest.mark.skipif(
-    not crash.AVAILABLE or not illegal.can_compile(), reason="no recorder, no C compiler, or not x86-64"
+    not crash.AVAILABLE or not illegal_instructions.can_compile(), reason="no recorder, no C compiler, or not x86-64"
 )
 METHODS = ("fork", "spawn")
 
@@ -48,25 +48,25 @@ class Dying(Dataset[int]):
     def __init__(self, library: Path, missing: list[str]) -> None:
         self.library = str(library)
         self.missing = missing
-        self.names = list(illegal.deaths_of(missing))
+        self.names = list(illegal_instructions.deaths_of(missing))
 
     def __len__(self) -> int:
         return 2 * len(self.names)
 
     def __getitem__(self, index: int) -> int:
         if index % 2:
-            illegal.deaths_of(self.missing)[self.names[index // 2]].act(ctypes.CDLL(self.library))
+            illegal_instructions.deaths_of(self.missing)[self.names[index // 2]].act(ctypes.CDLL(self.library))
         return index
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return illegal.build(tmp_path_factory.mktemp("library"))
+    return illegal_instructions.build(tmp_path_factory.mktemp("library"))
 
 
 @pytest.fixture(scope="module")
 def missing() -> list[str]:
-    return illegal.missing_here()
+    return illegal_instructions.missing_here()
 
 
 @pytest.fixture(scope="module", params=METHODS)
@@ -110,7 +110,7 @@ def test_a_death_by_an_instruction_is_explained(died: dict[str, Incident], name:
 @needs_victims
 def test_the_missing_feature_is_named(died: dict[str, Incident], missing: list[str]) -> None:
     """For instructions that this very CPU refuses, in a library and in memory that a compiler at run time wrote."""
-    wanting = {name: death for name, death in illegal.deaths_of(missing).items() if name not in DEATHS}
+    wanting = {name: death for name, death in illegal_instructions.deaths_of(missing).items() if name not in DEATHS}
     assert len(wanting) == 2 * len(missing) >= 10
 
     for name, death in wanting.items():
@@ -376,7 +376,7 @@ told = {"name": verdict.name, "confidence": verdict.confidence, "cause": verdict
 print(json.dumps({**told, "indices": incident.indices, "delivered": delivered}))
 """
 needs_emulator = pytest.mark.skipif(
-    not crash.AVAILABLE or shutil.which("qemu-x86_64") is None or not illegal.X86,
+    not crash.AVAILABLE or shutil.which("qemu-x86_64") is None or not illegal_instructions.X86,
     reason="no recorder, no qemu-user, or not x86-64",
 )
 

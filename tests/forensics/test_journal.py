@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 import outlive
-from forensics import made_up
+from forensics import example_incidents
 from outlive._forensics import journal
 from outlive._forensics.job import Job
 
@@ -42,14 +42,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def written(count: int = 1, **more: Any) -> list[journal.Entry]:
     """Add incidents 0…count-1, and answer what is in the journal then."""
     for n in range(count):
-        journal.add(made_up.segfault(**{"id": f"{n:08x}", "indices": (n,), "when": 1e9 + n} | more))
+        journal.add(example_incidents.segfault(**{"id": f"{n:08x}", "indices": (n,), "when": 1e9 + n} | more))
     assert journal.flush()
     return journal.find()
 
 
 def program(source: str, *args: str, **more: Any) -> subprocess.Popen[str]:
-    """A Python program of its own, which has `made_up` and `journal`."""
-    head = "import os, sys, time\nfrom forensics import made_up\nfrom outlive._forensics import journal\n"
+    """A Python program of its own, which has `example_incidents` and `journal`."""
+    head = "import os, sys, time\nfrom forensics import example_incidents\nfrom outlive._forensics import journal\n"
     path = os.pathsep.join([str(Path(outlive.__file__).parents[1]), str(Path(__file__).parents[1])])
     environment = {**os.environ, "PYTHONPATH": path, **more.pop("env", {})}
     command = [sys.executable, "-c", head + textwrap.dedent(source), *args]
@@ -77,7 +77,7 @@ def ended(process: subprocess.Popen[str]) -> str:
 
 def test_an_incident_is_in_the_journal_with_its_job(home):
     """Everything that is known, and which command it happened in."""
-    incident = made_up.segfault()
+    incident = example_incidents.segfault()
     journal.add(incident)
     assert journal.flush()
 
@@ -143,7 +143,7 @@ def test_incidents_are_found_by_what_is_known_of_them(home, conditions, found):
 def test_what_is_forgotten_is_gone_from_the_file(home):
     """Not only from the list: its bytes, too."""
     written(3)
-    journal.add(made_up.segfault(id="secret", action="a word that must go", when=1e9))
+    journal.add(example_incidents.segfault(id="secret", action="a word that must go", when=1e9))
     assert journal.flush()
 
     assert journal.forget(id_prefix="secret") == 1
@@ -185,7 +185,7 @@ def test_only_the_user_may_read_it(home):
 def test_two_incidents_with_one_id_are_both_kept(home):
     """Ids are short: some day two are the same."""
     written(1)
-    journal.add(made_up.segfault(id="00000000", when=2e9))
+    journal.add(example_incidents.segfault(id="00000000", when=2e9))
     assert journal.flush()
 
     assert len(journal.find(id_prefix="00000000")) == 2
@@ -297,7 +297,7 @@ def test_the_job_goes_on_when_the_journal_cannot_be_written(home, caplog, kind):
 
     started = time.perf_counter()
     for n in range(200):
-        journal.add(made_up.segfault(id=str(n)))
+        journal.add(example_incidents.segfault(id=str(n)))
     took_s = time.perf_counter() - started
     assert journal.flush()
 
@@ -320,7 +320,7 @@ def test_a_folder_that_may_not_be_written_costs_only_the_journal(tmp_path):
     from outlive._forensics import journal_file
     if os.geteuid() == 0: os.setuid(65534)
     for n in range(10):
-        journal.add(made_up.segfault(id=f"{n:08x}"))
+        journal.add(example_incidents.segfault(id=f"{n:08x}"))
     print(journal.flush())
     """
     process = program(source, env={"OUTLIVE_HOME": str(home)})
@@ -345,7 +345,7 @@ def test_a_disk_that_is_really_full_costs_only_the_journal(tmp_path):
         source = """
         import logging; logging.basicConfig(level=logging.WARNING)
         for n in range(100):
-            journal.add(made_up.segfault(id=f"{n:08x}"))
+            journal.add(example_incidents.segfault(id=f"{n:08x}"))
         journal.flush()
         print("trained")
         """
@@ -387,7 +387,7 @@ def test_an_incident_waits_while_another_process_holds_the_lock(home):
     holder.execute("BEGIN EXCLUSIVE")
 
     started = time.perf_counter()
-    journal.add(made_up.segfault(id="late"))
+    journal.add(example_incidents.segfault(id="late"))
     took_s = time.perf_counter() - started
     assert not journal.flush(0.3)
     holder.execute("COMMIT")
@@ -405,7 +405,7 @@ def test_a_lock_that_is_never_released_costs_only_the_incident(home, monkeypatch
     holder = sqlite3.connect(home / "journal.sqlite3", isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
     try:
-        journal.add(made_up.segfault(id="lost"))
+        journal.add(example_incidents.segfault(id="lost"))
         assert journal.flush()
     finally:
         holder.close()
@@ -435,7 +435,7 @@ def test_everything_is_written_when_the_program_ends_at_once(home):
     from outlive._forensics import courier
     courier.EXIT_S = 50.0
     for n in range(300):
-        journal.add(made_up.segfault(id=f"{n:08x}"))
+        journal.add(example_incidents.segfault(id=f"{n:08x}"))
     """
     ended(program(source))
 
@@ -449,7 +449,7 @@ def test_the_end_of_a_program_waits_two_seconds_at_most(home):
     holder.execute("BEGIN EXCLUSIVE")
     try:
         source = """
-        journal.add(made_up.segfault(id="late"))
+        journal.add(example_incidents.segfault(id="late"))
         import atexit
         from multiprocessing import util
         started = time.monotonic()
@@ -471,13 +471,13 @@ def test_a_rank_that_multiprocessing_started_writes_its_incidents(home, tmp_path
         textwrap.dedent(
             f"""
             import multiprocessing
-            from forensics import made_up
+            from forensics import example_incidents
             from outlive._forensics import courier, journal
 
             courier.EXIT_S = 50.0
 
             def rank(n):
-                journal.add(made_up.segfault(id=f"rank{{n}}"))
+                journal.add(example_incidents.segfault(id=f"rank{{n}}"))
 
             if __name__ == "__main__":
                 context = multiprocessing.get_context({method!r})
@@ -502,10 +502,10 @@ def test_a_fork_neither_writes_twice_nor_hangs(home):
     courier.EXIT_S = journal._WRITE_S = journal._FORK_WAIT_S = 50.0  # a busy machine is no hanging disk
     children = []
     for n in range(60):
-        journal.add(made_up.segfault(id=f"parent{n:02}", when=float(n)))
+        journal.add(example_incidents.segfault(id=f"parent{n:02}", when=float(n)))
         child = os.fork()
         if child == 0:
-            journal.add(made_up.segfault(id=f"child{n:02}", when=float(n)))
+            journal.add(example_incidents.segfault(id=f"child{n:02}", when=float(n)))
             flushed = journal.flush(50)
             os._exit(0 if flushed else 3)
         children.append(child)
@@ -530,7 +530,7 @@ def test_a_child_that_was_forked_while_the_disk_hung_leaves_the_journal_alone(ho
         with journal._fork:
             inside.set(); go_on.wait(30)
     journal._writer._deliver = hang
-    journal.add(made_up.segfault())
+    journal.add(example_incidents.segfault())
     inside.wait(30)
     started = time.monotonic()
     child = os.fork()
@@ -550,7 +550,7 @@ def test_many_programs_write_at_once(home):
     journal._WRITE_S = 50.0
     sys.stdin.readline()
     for n in range(40):
-        journal.add(made_up.segfault(id=f"{sys.argv[1]}-{n:02}"))
+        journal.add(example_incidents.segfault(id=f"{sys.argv[1]}-{n:02}"))
         if n % 4 == 0: journal.flush()
     assert journal.flush(50)
     """
@@ -573,7 +573,7 @@ def test_a_killed_writer_leaves_a_sound_journal(home):
     source = """
     n = 0
     while True:
-        journal.add(made_up.segfault(id=f"{n:08x}")); n += 1
+        journal.add(example_incidents.segfault(id=f"{n:08x}")); n += 1
         if n == 50: print("ready", flush=True)
         journal.flush()
     """
@@ -608,6 +608,6 @@ def test_a_file_that_is_not_there_is_an_empty_journal(home):
 
 def test_an_incident_that_cannot_be_told_takes_no_other_along(home):
     """Whatever is wrong with one, its neighbours are written."""
-    journal.add(made_up.segfault(id="bad", evidence=object()))
+    journal.add(example_incidents.segfault(id="bad", evidence=object()))
 
     assert [entry.id for entry in written(1)] == ["00000000"]

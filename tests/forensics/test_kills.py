@@ -16,7 +16,7 @@ import pytest
 from torch.utils.data import Dataset
 
 import outlive
-from forensics.ends import DEADLINE_S, ENDS, Ending, Killer, await_signal
+from forensics.worker_exits import DEADLINE_S, ENDS, ExitingDataset, SignalSender, await_signal
 from outlive import FaultPolicy
 from outlive._capture import crash
 from outlive.verdicts import Confidence, Name
@@ -38,7 +38,7 @@ EXPECTED: dict[str, tuple[Name, Confidence, tuple[str, ...]]] = {
     "terminated_by_child": (Name.KILLED, Confidence.CERTAIN, ("SIGTERM", "sh -c", "the-killer")),
     "kill_itself": (Name.KILLED, Confidence.LIKELY, ("SIGKILL that some process sent",)),
     "terminate_itself": (Name.KILLED, Confidence.CERTAIN, ("sent SIGTERM to itself",)),
-    "call_sys_exit": (Name.EXITED, Confidence.CERTAIN, ("sys.exit(3)", "ends.py:", "call_sys_exit")),
+    "call_sys_exit": (Name.EXITED, Confidence.CERTAIN, ("sys.exit(3)", "worker_exits.py:", "call_sys_exit")),
     "call_sys_exit_with_text": (Name.EXITED, Confidence.CERTAIN, ("sys.exit(1)", "call_sys_exit_with_text")),
     "call_os_exit": (Name.EXITED, Confidence.LIKELY, ("os._exit(4)",)),
     "call_os_exit_with_success": (Name.EXITED, Confidence.LIKELY, ("os._exit(0)",)),
@@ -65,13 +65,13 @@ def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """Every end, once: its incident."""
     folder = tmp_path_factory.mktemp(request.param)
     loader: outlive.DataLoader[Any] = outlive.DataLoader(
-        Ending(list(ENDS), folder),
+        ExitingDataset(list(ENDS), folder),
         batch_size=2,
         num_workers=2,
         multiprocessing_context=request.param,
         faults=FaultPolicy(on_error="skip", retries=0, max_bad=None, max_restarts=200),
     )
-    with Killer(folder):
+    with SignalSender(folder):
         delivered = [int(index) for batch in loader for index in batch]
     assert delivered == list(range(0, 2 * len(ENDS), 2))
     return {name: loader.quarantine[2 * place + 1] for place, name in enumerate(ENDS)}
@@ -148,7 +148,7 @@ def test_workers_that_go_with_their_zygote_are_told_from_those_that_die_themselv
     loader: outlive.DataLoader[Any] = outlive.DataLoader(
         Waiting(tmp_path), num_workers=1, multiprocessing_context=method, faults=FaultPolicy("skip", max_bad=None)
     )
-    with Killer(tmp_path):
+    with SignalSender(tmp_path):
         delivered = [int(index) for index in loader]
 
     assert delivered == list(range(6))
@@ -160,7 +160,7 @@ def test_workers_that_go_with_their_zygote_are_told_from_those_that_die_themselv
 # ---------------------------------------------------------------- outlive itself
 
 
-class Meddling(Dataset[int]):
+class WritesToSockets(Dataset[int]):
     """Samples 3 and 7 do to our sockets what they should not."""
 
     def __len__(self) -> int:
@@ -183,7 +183,7 @@ def test_a_worker_that_outlive_kills_for_its_manners_is_told_why(method: str) ->
     """Nobody is sent to look for a stranger who kills."""
     policy = FaultPolicy(on_error="skip", retries=0, max_bad=None)
     loader: outlive.DataLoader[Any] = outlive.DataLoader(
-        Meddling(), num_workers=2, multiprocessing_context=method, faults=policy
+        WritesToSockets(), num_workers=2, multiprocessing_context=method, faults=policy
     )
 
     assert [int(index) for index in loader] == [0, 1, 2, 4, 5, 6, 8, 9]

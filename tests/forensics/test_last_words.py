@@ -18,24 +18,24 @@ from typing import Any
 import psutil
 import pytest
 
-from forensics.programs.speaking import WHAT
+from deadlines import wait_until
+from forensics.programs.stderr_writer import WHAT
 from outlive._capture.last_words import KEPT_BYTES
-from transport.watching import wait_until
 
 pytestmark = pytest.mark.faults
-PROGRAM = Path(__file__).parent / "programs" / "speaking.py"
+PROGRAM = Path(__file__).parent / "programs" / "stderr_writer.py"
 METHODS = ("fork", "spawn", "forkserver")
 DEADLINE_S = 60
 
 
-class Ear:
+class StderrReader:
     """Somewhere for standard error to go."""
 
     def __init__(self, reading: int, writing: int) -> None:
         self.reading, self.writing = reading, writing
-        self.heard = b""
+        self.received = b""
 
-    def hear(self) -> None:
+    def read_all(self) -> None:
         """Everything, to its end."""
         while True:
             try:
@@ -44,43 +44,43 @@ class Ear:
                 return
             if not data:
                 return
-            self.heard += data
+            self.received += data
 
 
 @contextmanager
-def ear_of(kind: str, folder: Path) -> Iterator[Ear]:
+def reader_of(kind: str, folder: Path) -> Iterator[StderrReader]:
     if kind == "file":
         fd = os.open(folder / "stderr", os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        ear = Ear(os.open(folder / "stderr", os.O_RDONLY), fd)
+        reader = StderrReader(os.open(folder / "stderr", os.O_RDONLY), fd)
     elif kind == "terminal":
-        ear = Ear(*pty.openpty())
+        reader = StderrReader(*pty.openpty())
     elif kind == "socket":
         ours, theirs = socket.socketpair()
-        ear = Ear(ours.detach(), theirs.detach())
+        reader = StderrReader(ours.detach(), theirs.detach())
     else:
-        ear = Ear(*os.pipe())
+        reader = StderrReader(*os.pipe())
     try:
-        yield ear
+        yield reader
     finally:
-        os.close(ear.reading)
+        os.close(reader.reading)
 
 
-def run(method: str, what: str, ear: Ear, *, late: str = "") -> list[Any]:
+def run(method: str, what: str, reader: StderrReader, *, late: str = "") -> list[Any]:
     """Run the program; `late`: nobody listens before a worker, or the trainer, waits for somebody to read."""
     program = subprocess.Popen(
         [sys.executable, str(PROGRAM), method, what],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=ear.writing,
+        stderr=reader.writing,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         text=True,
     )
-    os.close(ear.writing)
+    os.close(reader.writing)
     with program:
         assert program.stdin is not None
         assert program.stdout is not None
         assert program.stdout.readline() == "ready\n"
-        listener = threading.Thread(target=ear.hear)
+        listener = threading.Thread(target=reader.read_all)
         if not late:
             listener.start()
         program.stdin.write("go\n")
@@ -90,7 +90,7 @@ def run(method: str, what: str, ear: Ear, *, late: str = "") -> list[Any]:
             listener.start()
         told, _ = program.communicate(timeout=DEADLINE_S)
         listener.join(DEADLINE_S)
-        ear.hear()  # a file ends wherever it is read
+        reader.read_all()  # a file ends wherever it is read
     assert program.returncode == 0
     return json.loads(told)
 
@@ -115,21 +115,21 @@ def expected(what: str) -> bytes:
     return b"".join(WHAT[what] % index for index in (1, 3, 5))
 
 
-def assert_all_there(ear: Ear, what: str) -> None:
+def assert_all_there(reader: StderrReader, what: str) -> None:
     """Every byte of it. The trainer's log may come between any two: they have the pipe in common."""
-    assert [ear.heard.count(b"~"), ear.heard.count(b"the end\n")] == [expected(what).count(b"~"), 3]
+    assert [reader.received.count(b"~"), reader.received.count(b"the end\n")] == [expected(what).count(b"~"), 3]
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", ["pipe", "file", "terminal", "socket"])
 def test_last_words_arrive_where_they_went_and_in_the_incident(kind, method, tmp_path):
     """Byte for byte, from workers that die and from those that do not."""
-    with ear_of(kind, tmp_path) as ear:
-        delivered, kept = run(method, "line", ear)
+    with reader_of(kind, tmp_path) as reader:
+        delivered, kept = run(method, "line", reader)
 
     # A terminal makes two characters of an end of line. The log says its own lines in between.
-    heard = ear.heard.replace(b"\r\n", b"\n")
-    assert [line for line in heard.splitlines(True) if b"a line of" in line] == expected("line").splitlines(True)
+    received = reader.received.replace(b"\r\n", b"\n")
+    assert [line for line in received.splitlines(True) if b"a line of" in line] == expected("line").splitlines(True)
     assert delivered == [0, 1, 2, 4, 5]
     assert kept == ["a line of sample 1\na line of sample 3\n"]
 
@@ -137,41 +137,41 @@ def test_last_words_arrive_where_they_went_and_in_the_incident(kind, method, tmp
 @pytest.mark.parametrize("what", ["no newline", "bytes"])
 def test_any_bytes_pass(what, tmp_path):
     """Also what is no text."""
-    with ear_of("file", tmp_path) as ear:
-        _, kept = run("fork", what, ear)
+    with reader_of("file", tmp_path) as reader:
+        _, kept = run("fork", what, reader)
 
     for index in (1, 3, 5):
-        assert WHAT[what] % index in ear.heard
+        assert WHAT[what] % index in reader.received
     assert kept == [(WHAT[what] % 1 + WHAT[what] % 3).decode("utf-8", "replace")]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
 def test_nothing_is_lost_when_nobody_listens_for_a_while(kind, tmp_path):
     """The worker waits, as it would have without us; then everything arrives, and the end of it is kept."""
-    with ear_of(kind, tmp_path) as ear:
-        _, kept = run("fork", "much", ear, late="worker")
+    with reader_of(kind, tmp_path) as reader:
+        _, kept = run("fork", "much", reader, late="worker")
 
-    assert_all_there(ear, "much")
+    assert_all_there(reader, "much")
     assert len(kept[0]) == KEPT_BYTES
     assert kept[0].endswith("the end\n")
 
 
 def test_what_a_dead_worker_had_said_waits_for_the_listener(tmp_path):
     """A small pipe: the worker's own is full of words when it dies, and the trainer waits to tell of its death."""
-    with ear_of("pipe", tmp_path) as ear:
-        fcntl.fcntl(ear.writing, fcntl.F_SETPIPE_SZ, 4096)
-        _, kept = run("fork", "some", ear, late="trainer")
+    with reader_of("pipe", tmp_path) as reader:
+        fcntl.fcntl(reader.writing, fcntl.F_SETPIPE_SZ, 4096)
+        _, kept = run("fork", "some", reader, late="trainer")
 
-    assert_all_there(ear, "some")
+    assert_all_there(reader, "some")
     assert kept[0].endswith("the end\n")
 
 
 def test_the_job_goes_on_when_the_listener_leaves(tmp_path):
     """Nobody can be told any more: that is no reason to stop."""
-    with ear_of("pipe", tmp_path) as ear:
-        os.close(ear.reading)
-        ear.reading = os.open(os.devnull, os.O_RDONLY)
-        delivered, kept = run("fork", "line", ear)
+    with reader_of("pipe", tmp_path) as reader:
+        os.close(reader.reading)
+        reader.reading = os.open(os.devnull, os.O_RDONLY)
+        delivered, kept = run("fork", "line", reader)
 
     assert delivered == [0, 1, 2, 4, 5]
     assert len(kept) == 1

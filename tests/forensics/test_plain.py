@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from forensics import made_up
+from forensics import example_incidents
 from outlive._forensics.ledger import StreamIndex
 from outlive.evidence import Evidence, Worked
 from outlive.incident import Incident
@@ -23,14 +23,14 @@ from outlive.plain import plain
 from outlive.verdicts import Name
 
 
-@given(made_up.incidents)
+@given(example_incidents.incidents)
 def test_an_incident_comes_back_from_json_as_it_was(incident):
     """Every field of every part, whatever characters and numbers are in it."""
     assert Incident.from_json(incident.to_json()) == incident
     assert Incident.from_dict(incident.to_dict()) == incident
 
 
-@given(made_up.incidents)
+@given(example_incidents.incidents)
 def test_json_is_one_line_of_ascii(incident):
     """File names that are no UTF-8 pass through every file and socket."""
     text = incident.to_json()
@@ -42,7 +42,7 @@ def test_json_is_one_line_of_ascii(incident):
 
 def test_the_dictionary_has_the_words_that_people_look_for():
     """Names and hexadecimal numbers as every other tool prints them; no part is missing."""
-    told = made_up.segfault().to_dict()
+    told = example_incidents.segfault().to_dict()
 
     assert (told["kind"], told["signal"], told["stage"], told["indices"]) == ("crash", "SIGSEGV", "fetching", [18204])
     assert told["verdict"]["name"] == "null-pointer"
@@ -77,7 +77,7 @@ class Unspeakable:
 )
 def test_an_index_that_is_not_plain_comes_back_as_words(index, told):
     """Whole numbers of any make stay numbers; the incident reads the same afterwards."""
-    incident = made_up.segfault(indices=(index,), evidence=Evidence(worked=Worked(recent_indices=(index,))))
+    incident = example_incidents.segfault(indices=(index,), evidence=Evidence(worked=Worked(recent_indices=(index,))))
 
     again = Incident.from_json(incident.to_json())
 
@@ -88,7 +88,7 @@ def test_an_index_that_is_not_plain_comes_back_as_words(index, told):
 
 def test_what_a_newer_version_wrote_can_be_read():
     """Fields and verdicts that nobody knows yet are passed over."""
-    told: dict[str, Any] = made_up.raised().to_dict() | {"future": 1}
+    told: dict[str, Any] = example_incidents.raised().to_dict() | {"future": 1}
     told["verdict"]["name"] = "cosmic-ray"
     told["evidence"]["future"] = told["failure"]["future"] = told["in_hand"]["future"] = 1
 
@@ -96,12 +96,12 @@ def test_what_a_newer_version_wrote_can_be_read():
 
     assert incident.verdict is not None
     assert incident.verdict.name is Name.UNKNOWN
-    assert incident.failure == made_up.raised().failure
+    assert incident.failure == example_incidents.raised().failure
 
 
 def test_what_an_older_version_wrote_can_be_read():
     """What is not told keeps its default."""
-    told = made_up.segfault().to_dict()
+    told = example_incidents.segfault().to_dict()
     for name in ("verdict", "evidence", "crash", "in_hand", "exit", "hung", "id"):
         del told[name]
 

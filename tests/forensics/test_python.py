@@ -10,7 +10,7 @@ import pytest
 from torch.utils.data import Dataset
 
 import outlive
-from forensics.ends import ERRORS, Ending, Unreadable, as_they_are
+from forensics.worker_exits import ERRORS, ExitingDataset, Unreadable, as_they_are
 from outlive import FaultPolicy, Incident
 from outlive._forensics import verdict
 from outlive._forensics.rules import python
@@ -22,14 +22,20 @@ from outlive.verdicts import Confidence, Name
 METHODS = ("fork", "spawn")
 
 EXPECTED: dict[str, tuple[Name, tuple[str, ...]]] = {
-    "raise_value_error": (Name.EXCEPTION, ("ValueError: label 7 is not below 5, at ends.py:", "raise_value_error")),
-    "raise_in_library": (Name.EXCEPTION, ("JSONDecodeError: Expecting property", "ends.py:", " raise_in_library")),
+    "raise_value_error": (
+        Name.EXCEPTION,
+        ("ValueError: label 7 is not below 5, at worker_exits.py:", "raise_value_error"),
+    ),
+    "raise_in_library": (
+        Name.EXCEPTION,
+        ("JSONDecodeError: Expecting property", "worker_exits.py:", " raise_in_library"),
+    ),
     "raise_without_words": (Name.EXCEPTION, ("OddError: 1 is not 2", "raise_without_words")),
     "raise_connection_reset": (Name.EXCEPTION, ("ConnectionResetError",)),
-    "open_too_many": (Name.DESCRIPTORS_EXHAUSTED, ("open files", "ends.py:", "open_too_many")),
+    "open_too_many": (Name.DESCRIPTORS_EXHAUSTED, ("open files", "worker_exits.py:", "open_too_many")),
     "ask_python_for_too_much": (Name.EXCEPTION, ("MemoryError: no memory", "ask_python_for_too_much")),
     "ask_numpy_for_too_much": (Name.EXCEPTION, ("no memory", "ask_numpy_for_too_much")),
-    "ask_torch_for_too_much": (Name.EXCEPTION, ("no memory for an allocation of 1048576.0 GiB", "ends.py:")),
+    "ask_torch_for_too_much": (Name.EXCEPTION, ("no memory for an allocation of 1048576.0 GiB", "worker_exits.py:")),
     "write_a_megabyte": (Name.RESOURCE_LIMIT, ("RLIMIT_FSIZE", "write_a_megabyte")),
     "return_lambda": (Name.UNPICKLABLE_RESULT, ("a lambda", "at batch[0]['crop']")),
     "return_lock": (Name.UNPICKLABLE_RESULT, ("type _thread.lock", "at batch[0]['meta'][1]['guard']")),
@@ -49,7 +55,7 @@ REMEDIES = {
 def raised(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Incident]:
     """Every error, once: its incident."""
     loader: outlive.DataLoader[Any] = outlive.DataLoader(
-        Ending(list(ERRORS), tmp_path_factory.mktemp(request.param)),
+        ExitingDataset(list(ERRORS), tmp_path_factory.mktemp(request.param)),
         batch_size=1,
         num_workers=2,
         multiprocessing_context=request.param,
@@ -100,7 +106,7 @@ def test_a_batch_that_cannot_be_unpickled_here_is_told_from_one_that_cannot_be_s
     judged = loader.incidents[0].verdict
     assert judged is not None
     assert judged.name is Name.UNPICKLABLE_RESULT
-    assert "cannot be unpickled in the trainer, at ends.py:" in judged.cause
+    assert "cannot be unpickled in the trainer, at worker_exits.py:" in judged.cause
     assert loader.incidents[0].indices == (2,)
 
 

@@ -36,7 +36,7 @@ HERE = Path(__file__).name
 PICKLE_ERRORS = (TypeError, AttributeError, pickle.PicklingError)
 
 
-class Holding(Dataset[int]):
+class AttributeDataset(Dataset[int]):
     """Four healthy samples, and attributes that a test gives it."""
 
     def __init__(self, **attributes: Any) -> None:
@@ -103,7 +103,7 @@ CULPRITS: dict[str, tuple[Callable[[], dict[str, Any]], str, str, str]] = {
     "slots": (lambda: {"held": Slotted()}, "dataset.held.lock", "_thread.lock", "lock"),
     "argument": (lambda: {"held": Reduced(threading.Lock())}, "dataset.held.held", "_thread.lock", "held"),
     "method": (
-        lambda: {"read": Holding(lock=threading.Lock()).__getitem__},
+        lambda: {"read": AttributeDataset(lock=threading.Lock()).__getitem__},
         "dataset.read.__self__.lock",
         "_thread.lock",
         "lock",
@@ -122,10 +122,10 @@ def test_the_attribute_that_cannot_be_pickled_is_named(name: str) -> None:
     """The error is pickle's own, with a note on which part it was and what to do."""
     make, path, kind, remedy = CULPRITS[name]
     held = make()
-    loader = loader_of(Holding(**held))
+    loader = loader_of(AttributeDataset(**held))
 
     with pytest.raises(PICKLE_ERRORS) as alone:
-        ForkingPickler.dumps(Holding(**held))
+        ForkingPickler.dumps(AttributeDataset(**held))
     with pytest.raises(PICKLE_ERRORS) as caught:
         iter(loader)
 
@@ -148,7 +148,7 @@ def test_the_attribute_that_cannot_be_pickled_is_named(name: str) -> None:
 @pytest.mark.parametrize("method", ["forkserver"])
 def test_it_is_named_under_forkserver_too(method: str) -> None:
     """The same pickle, another way to start."""
-    loader = loader_of(Holding(lock=threading.Lock()), method)
+    loader = loader_of(AttributeDataset(lock=threading.Lock()), method)
 
     with pytest.raises(PICKLE_ERRORS) as caught:
         iter(loader)
@@ -158,7 +158,7 @@ def test_it_is_named_under_forkserver_too(method: str) -> None:
 
 def test_other_parts_of_the_job_are_named_as_arguments_of_the_loader() -> None:
     """It need not be the dataset."""
-    loader = loader_of(Holding(), collate_fn=lambda batch: batch)
+    loader = loader_of(AttributeDataset(), collate_fn=lambda batch: batch)
 
     with pytest.raises(PICKLE_ERRORS) as caught:
         iter(loader)
@@ -169,14 +169,14 @@ def test_other_parts_of_the_job_are_named_as_arguments_of_the_loader() -> None:
 def test_what_can_be_pickled_is_not_called_unpicklable() -> None:
     """Whatever a healthy dataset holds: no false name."""
     context = multiprocessing.get_context("spawn")
-    healthy = Holding(
+    healthy = AttributeDataset(
         tensor=torch.zeros(3),
         array=np.zeros(3),
         objects=np.array([named], dtype=object),
         partial=functools.partial(named, 1),
-        method=Holding().__getitem__,
+        method=AttributeDataset().__getitem__,
         lock=context.Lock(),
-        types=[int, Holding, np.float32, torch.nn.Linear],
+        types=[int, AttributeDataset, np.float32, torch.nn.Linear],
         model=torch.nn.Linear(2, 2),
         generator=torch.Generator(),
         path=Path("a"),
@@ -189,7 +189,7 @@ def test_what_can_be_pickled_is_not_called_unpicklable() -> None:
 
 def test_an_array_of_objects_is_looked_into() -> None:
     """Other arrays are taken whole."""
-    found = unpicklable.find(Holding(objects=np.array([threading.Lock()], dtype=object)), "dataset")
+    found = unpicklable.find(AttributeDataset(objects=np.array([threading.Lock()], dtype=object)), "dataset")
 
     assert [part.type_name for part in found] == ["_thread.lock"]
     assert found[0].path.startswith("dataset.objects")
@@ -205,7 +205,7 @@ def test_a_module_that_only_the_trainer_has_is_named(method: str) -> None:
     exec("class Thing:\n    pass\n", vars(module))
     sys.modules[module.__name__] = module
     try:
-        loader = loader_of(Holding(thing=module.Thing()), method, faults=outlive.FaultPolicy(retries=0))
+        loader = loader_of(AttributeDataset(thing=module.Thing()), method, faults=outlive.FaultPolicy(retries=0))
         with pytest.raises(ModuleNotFoundError) as caught:
             list(loader)
     finally:
@@ -224,7 +224,7 @@ def test_a_class_that_only_the_trainer_has_is_named() -> None:
     late = type("Late", (), {"__module__": __name__})
     module.Late = late  # type: ignore[attr-defined]
     try:
-        loader = loader_of(Holding(thing=late()), faults=outlive.FaultPolicy(retries=0))
+        loader = loader_of(AttributeDataset(thing=late()), faults=outlive.FaultPolicy(retries=0))
         with pytest.raises(AttributeError) as caught:
             list(loader)
     finally:
@@ -244,7 +244,7 @@ class FailsToIterate(IterableDataset[int]):
         raise LookupError("no index")
 
 
-class FailsToLoad(Holding):
+class FailsToLoad(AttributeDataset):
     def __setstate__(self, state: Any) -> None:
         raise ValueError("cannot be restored")
 
@@ -253,7 +253,11 @@ class FailsToLoad(Holding):
 @pytest.mark.parametrize(
     ("dataset", "more", "words"),
     [
-        (Holding(), {"worker_init_fn": fail_to_init}, ("worker_init_fn raised ValueError: no such", "fail_to_init")),
+        (
+            AttributeDataset(),
+            {"worker_init_fn": fail_to_init},
+            ("worker_init_fn raised ValueError: no such", "fail_to_init"),
+        ),
         (FailsToIterate(), {}, ("iter(dataset) raised LookupError: no index", "__iter__")),
     ],
     ids=["worker_init_fn", "iter"],
@@ -286,14 +290,14 @@ def test_unpickling_that_fails_is_named() -> None:
     assert "__setstate__" in judged.cause
 
 
-class RefusesToLeave(Holding):
+class RefusesToLeave(AttributeDataset):
     def __getstate__(self) -> Any:
         raise RuntimeError("stays where it is")
 
 
 def test_a_dataset_that_refuses_to_be_pickled_is_named() -> None:
     """With whatever error its own __getstate__ raises."""
-    loader = loader_of(Holding(inner=[RefusesToLeave()]))
+    loader = loader_of(AttributeDataset(inner=[RefusesToLeave()]))
 
     with pytest.raises(RuntimeError, match="stays where it is") as caught:
         iter(loader)

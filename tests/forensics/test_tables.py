@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import given
 
-from forensics import made_up
+from forensics import example_incidents
 from outlive import errors
 from outlive._forensics import page
 from outlive._forensics.job import Job
@@ -24,7 +24,7 @@ from outlive.verdicts import Name, Verdict
 HOSTILE = "<script>alert('\"&')</script><img src=x onerror=alert(1)>\x1b[31m\0\udc80"
 
 
-class Seen(HTMLParser):
+class ParsedPage(HTMLParser):
     """The elements, attributes and text of a document."""
 
     def __init__(self, text: str) -> None:
@@ -57,13 +57,13 @@ def hostile() -> Incident:
     """Every text of it wants to be markup."""
     verdict = Verdict(Name.UNKNOWN, HOSTILE, (HOSTILE,), (HOSTILE,))
     failure = Failure(HOSTILE, HOSTILE, f'  File "{HOSTILE}", line 1\n{HOSTILE}')
-    return made_up.segfault(
+    return example_incidents.segfault(
         indices=(HOSTILE,),
         action=HOSTILE,
         id=HOSTILE,
         verdict=verdict,
         failure=failure,
-        stack=f"{made_up.STACK}{HOSTILE}",
+        stack=f"{example_incidents.STACK}{HOSTILE}",
     )
 
 
@@ -93,7 +93,7 @@ ALLOWED = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_hostile_texts_are_shown_and_not_obeyed(kind):
     """A file name or a message that is markup stays text."""
-    seen = Seen(shown(kind, hostile()))
+    seen = ParsedPage(shown(kind, hostile()))
 
     assert seen.tags <= ALLOWED
     assert not {name for name in seen.attributes if name.startswith("on") or name in ("src", "href")}
@@ -102,18 +102,18 @@ def test_hostile_texts_are_shown_and_not_obeyed(kind):
     assert seen.open == []
 
 
-@given(made_up.incidents)
+@given(example_incidents.incidents)
 def test_any_incident_can_be_shown(incident):
     """Whatever is missing or odd: balanced markup that can be written to a file."""
     for kind in KINDS:
         text = shown(kind, incident)
-        assert Seen(text).open == []
+        assert ParsedPage(text).open == []
         assert text.encode("utf-8")
 
 
 def test_a_table_says_what_why_where_and_what_to_do():
     """The rows that one looks for, in this order."""
-    text = Seen(made_up.segfault()._repr_html_()).text
+    text = ParsedPage(example_incidents.segfault()._repr_html_()).text
 
     parts = [
         *("died of SIGSEGV while fetching sample 18204", "null-pointer (likely)", "read of address 0x0"),
@@ -125,12 +125,12 @@ def test_a_table_says_what_why_where_and_what_to_do():
 
 def test_an_exception_shows_the_line_that_raised():
     """There is no stack of a dead process, but a traceback."""
-    assert 'File "a.py", line 3, in decode' in Seen(made_up.raised()._repr_html_()).text
+    assert 'File "a.py", line 3, in decode' in ParsedPage(example_incidents.raised()._repr_html_()).text
 
 
 def test_a_long_list_is_cut():
     """A notebook stays usable after 5,000 bad samples."""
-    text = Incidents([made_up.raised()] * 150)._repr_html_()
+    text = Incidents([example_incidents.raised()] * 150)._repr_html_()
 
     assert text.count("<tr>") == 101
     assert "and 50 more" in text
@@ -139,11 +139,11 @@ def test_a_long_list_is_cut():
 
 def test_columns_are_named_for_what_is_in_them():
     """Samples of workers, tasks of workers, ranks."""
-    sample, task = made_up.segfault(), made_up.segfault(noun="task")
-    rank = made_up.segfault(role="rank", indices=(), index=None)
+    sample, task = example_incidents.segfault(), example_incidents.segfault(noun="task")
+    rank = example_incidents.segfault(role="rank", indices=(), index=None)
 
     def head(*incidents):
-        return Seen(Incidents(incidents)._repr_html_().partition("</thead>")[0] + "</thead></table>").text
+        return ParsedPage(Incidents(incidents)._repr_html_().partition("</thead>")[0] + "</thead></table>").text
 
     assert head(sample) == "idworkersampleverdictcausewhat was done"
     assert head(sample, task) == "idworkersample or taskverdictcausewhat was done"
@@ -152,10 +152,10 @@ def test_columns_are_named_for_what_is_in_them():
 
 def test_failures_show_arguments_and_cause():
     """Of deaths the verdict, of exceptions their text; a long list is cut."""
-    crashed = Failed(("a.jpg", 3), errors.WorkerCrashedError("m", made_up.segfault()))
+    crashed = Failed(("a.jpg", 3), errors.WorkerCrashedError("m", example_incidents.segfault()))
     raised = Failed((HOSTILE, [1]), ValueError("no such key\nand more"))
 
-    text = Seen(Failures([crashed, raised] * 51)._repr_html_()).text
+    text = ParsedPage(Failures([crashed, raised] * 51)._repr_html_()).text
     for part in ("'a.jpg', 3", "WorkerCrashedError", "null-pointer", "7f3a12cd", "<list>", "ValueErrorno such key"):
         assert part in text
     assert "and more" not in text
@@ -170,11 +170,13 @@ def test_an_error_without_an_incident_has_no_table():
 
 def test_the_page_needs_nothing_from_elsewhere():
     """One file: it can be mailed, and opened where there is no network."""
-    text = page.of_incident(made_up.segfault(), Job("train.py", "/data", 9, "node7", 3), now=1_700_007_200, version="1")
+    text = page.of_incident(
+        example_incidents.segfault(), Job("train.py", "/data", 9, "node7", 3), now=1_700_007_200, version="1"
+    )
 
     assert "default-src 'none'" in text
     assert not {word for word in ("http:", "https:", "url(", "@import", "<script", "<link") if word in text}
-    seen = Seen(text)
+    seen = ParsedPage(text)
     assert "svg" in seen.tags
     for part in ("peak 900 MiB", "limit of the cgroup 1.0 GiB", "2 hours ago", "mov rax,[rdi]", "rank 3", "left out"):
         assert part in seen.text

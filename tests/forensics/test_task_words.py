@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import outlive
-from forensics import made_up
+from forensics import example_incidents
 from outlive import errors, tables
 from outlive._forensics import report, task_words
 from outlive.evidence import NO_EVIDENCE
@@ -131,7 +131,9 @@ def test_the_users_own_words_are_left_alone():
 @pytest.mark.parametrize("stage", [s for s in Stage if s not in OTHERS_STAGES])
 def test_errors_reports_and_tables_of_a_task_speak_of_tasks(stage):
     """In every stage that a pool's worker can be in, with a task in hand and without."""
-    whole = a_task(in_hand=InHand(stage), evidence=made_up.segfault().evidence, verdict=Verdict(Name.KILLED, "so"))
+    whole = a_task(
+        in_hand=InHand(stage), evidence=example_incidents.segfault().evidence, verdict=Verdict(Name.KILLED, "so")
+    )
     for incident in (whole, dataclasses.replace(whole, index=None, indices=(), evidence=NO_EVIDENCE)):
         texts = [str(incident), errors.task_message(incident), str(errors.start_error(incident, 3))]
         texts += [str(report.summary(incident)), *map(str, report.sections(incident))]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph.oracle import ONE, PlainGraph, by
+from graph.reference_sampling import ONE, PlainGraph, use_backend
 from outlive.graph.sampling import choice, compiled
 from outlive.graph.sampling.layers import LayerSampler
 from outlive.graph.sampling.negatives import negative_edges
@@ -148,7 +148,7 @@ def _ended_at(end: int) -> Any:
 def test_damage_is_named_and_not_followed(backend, arrays, options, words):
     """Of a file that was cut or overwritten."""
     graph = ring(**arrays)
-    with by(backend), pytest.raises(ValueError, match=words):
+    with use_backend(backend), pytest.raises(ValueError, match=words):
         _sample(graph, [2], [3, -1], **options)
 
 
@@ -171,7 +171,7 @@ def test_c_reads_nothing_outside_of_arrays_full_of_anything(words, sources, opti
     ends = []
     for backend in BACKENDS:
         ended: list[Any] = []
-        with by(backend):
+        with use_backend(backend):
             for ask in (
                 lambda: sampler.sample(graph, [0, 3], seed=0, batch=0, seed_times=times).nodes[""].tolist(),
                 lambda: walker.trace(graph, [0, 3], seed=0, batch=0).tolist(),
@@ -201,7 +201,7 @@ def test_c_reads_nothing_outside_of_arrays_full_of_anything(words, sources, opti
 def test_c_refuses_arrays_that_it_would_misread(arrays, words):
     """Wrong types and lengths are a mistake of ours, not a crash of the user's."""
     graph = ring(**arrays)
-    with by("c"), pytest.raises(ValueError, match=words):
+    with use_backend("c"), pytest.raises(ValueError, match=words):
         _sample(graph, [2])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graph.oracle import ONE, PlainGraph, by
+from graph.reference_sampling import ONE, PlainGraph, use_backend
 from outlive.graph.sampling import compiled, keys
 from outlive.graph.sampling.layers import LayerSampler
 from outlive.graph.sampling.negatives import negative_edges
@@ -44,7 +44,7 @@ def star(weights: Sequence[float]) -> PlainGraph:
 
 def taken(sampler: NeighborSampler, graph: PlainGraph, count: int) -> list[tuple[int, ...]]:
     """What was taken in each of many neighbourhoods of node 0, in the order of the draws."""
-    with by(BACKEND):
+    with use_backend(BACKEND):
         found = [
             sampler.sample(graph, np.zeros(SEEDS, np.int64), seed=7, batch=batch).edges[ONE].edge_ids.reshape(-1, count)
             for batch in range(3)
@@ -91,7 +91,7 @@ def test_draws_without_replacement_follow_weights():
 def test_walks_step_uniformly():
     """Two steps from node 0, on a graph whose nodes have one, two and three edges into them."""
     graph = PlainGraph({"": 4}).add(ONE, [1, 2, 3, 0, 2, 3], [0, 0, 0, 1, 1, 2])
-    with by(BACKEND):
+    with use_backend(BACKEND):
         walks = RandomWalkSampler(2, walks=SEEDS).trace(graph, [0], seed=1, batch=0)
 
     chances = {(0, 1, 0): 1 / 6, (0, 1, 2): 1 / 6, (0, 2, 3): 1 / 3, (0, 3, 3): 1 / 3}
@@ -103,7 +103,7 @@ def test_walks_are_biased_as_in_node2vec(backend):
     """From 0 to 1, then: back to 0 with 1/p, to 2 (a neighbour of 0) with 1, to 3 (not one) with 1/q."""
     ends = [(0, 1), (1, 0), (1, 2), (2, 1), (0, 2), (2, 0), (1, 3), (3, 1)]
     graph = PlainGraph({"": 4}).add(ONE, [source for source, _ in ends], [destination for _, destination in ends])
-    with by(backend):
+    with use_backend(backend):
         walks = RandomWalkSampler(2, walks=4 * SEEDS, p=4.0, q=0.5).trace(graph, [0], seed=1, batch=0)
 
     third = walks[walks[:, 1] == 1, 2].tolist()

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graph.carriers import (
+from graph.example_graphs import (
     NODES,
-    Custom,
     Faulty,
-    Hops,
-    Subgraphs,
+    HopSampler,
+    SubgraphDataset,
+    UserSampler,
     as_lists,
     deadlock,
     fail,
@@ -50,7 +50,7 @@ def make(graph: SharedGraph, sampler: Any, **options: Any) -> NeighborLoader:
 
 def here(graph: SharedGraph, without: Any = (), **options: Any) -> list[Any]:
     """What must be delivered: made in this process, without the seeds that are to be missing."""
-    loader = make(graph, Custom(), num_workers=0, **options)
+    loader = make(graph, UserSampler(), num_workers=0, **options)
     made = []
     for number in range(len(SEEDS) // BATCH):
         places = range(number * BATCH, (number + 1) * BATCH)
@@ -108,10 +108,10 @@ def test_not_one_bit_differs_when_samplers_die_once(tmp_path, method):
 def test_not_one_bit_differs_when_workers_are_killed_at_random():
     """Whoever is killed, and whenever, over two epochs with workers that stay."""
     graph = make_graph(columns=4096)  # batches travel in cells
-    undisturbed = make(graph, Hops(), num_workers=0, shuffle=True)
+    undisturbed = make(graph, HopSampler(), num_workers=0, shuffle=True)
     loader = make(
         graph,
-        Hops(),
+        HopSampler(),
         shuffle=True,
         persistent_workers=True,
         multiprocessing_context=METHODS[0],
@@ -156,7 +156,7 @@ def test_a_plain_dataset_on_a_shared_graph_is_supervised_as_any(tmp_path, method
     faults = {2: segfault, 9: deadlock, 20: fail}
     policy = FaultPolicy("skip", retries=0, sample_timeout=1.0)
     loader = DataLoader(
-        Subgraphs(opened, faults),
+        SubgraphDataset(opened, faults),
         batch_size=None,
         num_workers=2,
         multiprocessing_context=method,
@@ -166,12 +166,12 @@ def test_a_plain_dataset_on_a_shared_graph_is_supervised_as_any(tmp_path, method
 
     delivered = list(loader)
 
-    clean = Subgraphs(graph, {})
+    clean = SubgraphDataset(graph, {})
     assert delivered == [clean[index] for index in range(len(clean)) if index not in faults]
     assert set(loader.quarantine) == set(faults)
 
 
-class Unpicklable(Custom):
+class UnpicklableBatches(UserSampler):
     """Of some seeds it makes what cannot be sent."""
 
     def sample(self, graph: Any, seeds: Any) -> Any:
@@ -183,7 +183,7 @@ class Unpicklable(Custom):
 def test_a_seed_whose_batch_cannot_be_sent_is_left_out():
     """Also of a sampler that makes its own kind of batch; found by trying its seeds in parts."""
     graph = make_graph()
-    loader = make(graph, Unpicklable(), faults="skip", multiprocessing_context=METHODS[0])
+    loader = make(graph, UnpicklableBatches(), faults="skip", multiprocessing_context=METHODS[0])
 
     delivered = [nodes[: BATCH if number != 1 else BATCH - 1] for number, (nodes, _) in enumerate(loader)]
 

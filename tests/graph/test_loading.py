@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from graph import blocks
-from graph.carriers import NODES, ONLY, Custom, Hops, as_lists, edges, longs, make_graph
+from graph import fake_dgl
+from graph.example_graphs import NODES, ONLY, HopSampler, UserSampler, as_lists, edges, longs, make_graph
 from outlive import DataLoader
 from outlive._system import choice
 from outlive._transport import packing
@@ -48,7 +48,9 @@ def epochs(loader: Any, count: int = 2) -> list[Any]:
     return [[as_lists(batch) for batch in loader] for _ in range(count)]
 
 
-@pytest.mark.parametrize("sampler", [Hops(), Custom(), NeighborSampler([3, 2])], ids=["told", "untold", "ours"])
+@pytest.mark.parametrize(
+    "sampler", [HopSampler(), UserSampler(), NeighborSampler([3, 2])], ids=["told", "untold", "ours"]
+)
 def test_batches_depend_on_seed_epoch_and_number_alone(graph, sampler):
     """Not on how many make them, nor on whether they stay; nor does making them disturb whoever asks."""
 
@@ -75,7 +77,12 @@ def test_batches_depend_on_seed_epoch_and_number_alone(graph, sampler):
 def test_rows_of_features_are_those_of_the_nodes_and_edges(graph, method):
     """Under each start method; tensors, with labels of the seeds and edges hop by hop."""
     loader = NeighborLoader(
-        graph, Hops(), torch.arange(NODES - 1, 0, -2), batch_size=30, num_workers=2, multiprocessing_context=method
+        graph,
+        HopSampler(),
+        torch.arange(NODES - 1, 0, -2),
+        batch_size=30,
+        num_workers=2,
+        multiprocessing_context=method,
     )
     for number, batch in enumerate(loader):
         assert isinstance(batch["x"], torch.Tensor)
@@ -96,7 +103,7 @@ def test_features_are_gathered_into_the_cell_that_the_batch_travels_in(graph):
     wide = make_graph(columns=2000)
     arena = Arena()
     arena.begin()
-    found = Hops().sample(wide, np.arange(50), seed=1, batch=2)
+    found = HopSampler().sample(wide, np.arange(50), seed=1, batch=2)
     batch = assemble(wide, found, np.arange(50), room=Tensors(arena))
     taken = arena._large_used
     packed = packing.Packer(arena).pack(batch)
@@ -121,7 +128,7 @@ def test_features_of_any_type_arrive_as_they_are(dtype):
     assert batch["x"].numpy().dtype == np.dtype(dtype).newbyteorder("=")
 
 
-class Refusing(Hops):
+class RaisingSampler(HopSampler):
     def sample(self, graph: Any, seeds: Any, *, seed: int, batch: int) -> Sampled:
         if 7 in seeds:
             raise ValueError("not this one")
@@ -134,7 +141,7 @@ def test_another_seed_takes_the_place_of_a_bad_one(graph, num_workers):
     options: dict[str, Any] = {"batch_size": 10, "num_workers": num_workers}
     if num_workers:
         options["multiprocessing_context"] = METHODS[0]
-    loader = NeighborLoader(graph, Refusing(), np.arange(40), faults="replace", **options)
+    loader = NeighborLoader(graph, RaisingSampler(), np.arange(40), faults="replace", **options)
     seeds = [batch.seeds.tolist() for batch in loader]
 
     assert [len(found) for found in seeds] == [10, 10, 10, 10]
@@ -143,7 +150,7 @@ def test_another_seed_takes_the_place_of_a_bad_one(graph, num_workers):
     assert seeds[1:] == np.arange(10, 40).reshape(3, 10).tolist()
     assert set(loader.quarantine) == {7}
     with pytest.raises(ValueError, match="not this one"):
-        list(NeighborLoader(graph, Refusing(), np.arange(40), **options))
+        list(NeighborLoader(graph, RaisingSampler(), np.arange(40), **options))
 
 
 def test_seeds_are_given_as_pyg_takes_them(graph, several):
@@ -163,7 +170,7 @@ def test_seeds_are_given_as_pyg_takes_them(graph, several):
 
 def test_only_features_that_are_named_are_gathered(graph):
     """The rest stays where it is."""
-    loader = NeighborLoader(graph, Hops(), batch_size=9, node_features=["y"], edge_features=())
+    loader = NeighborLoader(graph, HopSampler(), batch_size=9, node_features=["y"], edge_features=())
     batch = next(iter(loader))
 
     assert list(batch.node_features[""]) == ["y"]
@@ -172,7 +179,7 @@ def test_only_features_that_are_named_are_gathered(graph):
         batch["x"]
 
 
-class Pairs:
+class PairSampler:
     """Seed edges, and a kind of batch of its own."""
 
     def sample(self, graph: Any, seeds: Any) -> Any:
@@ -181,7 +188,7 @@ class Pairs:
 
 def test_seed_edges_and_batches_of_a_samplers_own_kind_are_passed_on(graph):
     """Whatever a sampler makes of what it is given."""
-    loader = NeighborLoader(graph, Pairs(), [[1, 2], [3, 4], [5, 6]], batch_size=2)
+    loader = NeighborLoader(graph, PairSampler(), [[1, 2], [3, 4], [5, 6]], batch_size=2)
 
     assert list(loader) == [{"pairs": [[1, 2], [3, 4]]}, {"pairs": [[5, 6]]}]
     assert loader.describe(2) == "edge 5 → 6"
@@ -202,7 +209,7 @@ def test_temporal_seeds_bring_their_times():
 
 def test_a_batch_is_moved_and_mapped_as_a_whole(graph):
     """To a device, and by torch's own pinning."""
-    batch = next(iter(NeighborLoader(graph, Hops(), batch_size=3)))
+    batch = next(iter(NeighborLoader(graph, HopSampler(), batch_size=3)))
     moved = batch.to("meta")
 
     assert {moved["x"].device.type, moved.edge_index.device.type, moved.seeds.device.type} == {"meta"}
@@ -234,18 +241,18 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 def test_a_wrong_argument_is_refused(graph, arguments, error, words):
     """With what is wrong, and what to do."""
     with pytest.raises(error, match=words):
-        NeighborLoader(**{"graph": graph, "sampler": Hops(), **arguments})
+        NeighborLoader(**{"graph": graph, "sampler": HopSampler(), **arguments})
 
 
 def test_a_graph_of_several_kinds_wants_the_kind_of_its_seeds(several):
     """Else a number would mean nothing."""
     with pytest.raises(ValueError, match=r"such as seeds=\('user', numbers\): the graph has \['user', 'item'\]"):
-        NeighborLoader(several, Hops(), [1, 2])
+        NeighborLoader(several, HopSampler(), [1, 2])
     with pytest.raises(TypeError, match=r"batch.nodes\[kind\]"):
         next(iter(NeighborLoader(several, NeighborSampler([1]), "item"))).node_ids  # noqa: B018
 
 
-class Beyond:
+class OutOfRangeSampler:
     def sample(self, graph: Any, seeds: Any) -> Sampled:
         none = longs([])
         return Sampled({"": longs([240])}, {"": (1,)}, {ONLY: SampledEdges(none, none, none, (0,))})
@@ -254,7 +261,7 @@ class Beyond:
 def test_a_sampler_that_names_no_node_of_the_graph_is_told(graph):
     """Nothing beyond the features is read."""
     with pytest.raises(IndexError, match="240"):
-        next(iter(NeighborLoader(graph, Beyond(), [1])))
+        next(iter(NeighborLoader(graph, OutOfRangeSampler(), [1])))
 
 
 def test_the_guide_has_every_option_with_its_default():
@@ -268,7 +275,7 @@ def test_the_guide_has_every_option_with_its_default():
 
 def test_a_loader_is_a_loader_of_torch(graph):
     """What libraries ask for."""
-    loader = NeighborLoader(graph, Hops(), [5, 6, 7], batch_size=2, drop_last=True)
+    loader = NeighborLoader(graph, HopSampler(), [5, 6, 7], batch_size=2, drop_last=True)
 
     assert isinstance(loader, DataLoader)
     assert isinstance(loader, torch.utils.data.DataLoader)
@@ -385,7 +392,7 @@ def test_as_pyg_is_what_pygs_own_loader_yields_of_several_kinds(several):
 @pytest.fixture(scope="module", params=["documented", "real"])
 def dgl(request: pytest.FixtureRequest) -> Any:
     """DGL, where it imports; else, and besides, what it documents."""
-    module = blocks.real() if request.param == "real" else blocks.as_documented()
+    module = fake_dgl.real() if request.param == "real" else fake_dgl.as_documented()
     if module is None:
         pytest.skip("DGL does not import here")
     before = sys.modules.get("dgl")
@@ -399,7 +406,7 @@ def test_a_graph_of_dgl_brings_all_that_belongs_to_nodes_and_edges(dgl):
     ends = torch.tensor([0, 1, 2]), torch.tensor([1, 2, 2])
     one = dgl.graph(ends, num_nodes=4)
     one.nodes["_N"].data["feat"] = torch.rand(4, 3)
-    one.edges[blocks.ONE].data["w"] = torch.tensor([1.0, 2.0, 3.0])
+    one.edges[fake_dgl.ONE].data["w"] = torch.tensor([1.0, 2.0, 3.0])
     graph = SharedGraph.from_dgl(one, weights="w")
 
     assert np.array_equal(graph["feat"], one.nodes["_N"].data["feat"].numpy())
@@ -429,12 +436,12 @@ def test_as_dgl_gives_blocks_whose_destinations_come_first(dgl, graph):
     assert inputs.tolist() == batch.node_ids.tolist()
     assert outer.num_dst_nodes("_N") == inner.num_src_nodes("_N")
     for block, hops in ((inner, 1), (outer, 2)):
-        ids = block.edges[blocks.ONE].data[dgl.EID]
-        sources, targets = block.edges(form="uv", order="eid", etype=blocks.ONE)
+        ids = block.edges[fake_dgl.ONE].data[dgl.EID]
+        sources, targets = block.edges(form="uv", order="eid", etype=fake_dgl.ONE)
         assert ids.tolist() == batch.edge_ids[: sum(batch.edges[ONLY].per_hop[:hops])].tolist()
         assert torch.equal(block.srcnodes["_N"].data[dgl.NID][sources.long()], listed[0, ids])
         assert torch.equal(block.dstnodes["_N"].data[dgl.NID][targets.long()], listed[1, ids])
-        assert block.edges[blocks.ONE].data["edge_attr"].tolist() == ids.tolist()
+        assert block.edges[fake_dgl.ONE].data["edge_attr"].tolist() == ids.tolist()
     assert torch.equal(outer.srcnodes["_N"].data["x"], batch["x"])
     assert torch.equal(inner.dstnodes["_N"].data["y"], batch.labels)
 

@@ -9,9 +9,10 @@ import numpy as np
 import psutil
 import pytest
 
+from deadlines import wait_until
 from outlive._system import choice
 from outlive.graph import NeighborLoader, NeighborSampler, SharedGraph
-from transport.watching import NOTHING, mapped_cells, wait_until
+from transport.process_inspection import NOTHING, mapped_cells
 
 NODES = 50_000
 COLUMNS = 512

@@ -1,4 +1,4 @@
-"""Neighbourhoods are what an oracle says that they must be, and the same in C and NumPy."""
+"""Neighbourhoods are what a brute-force reference says, and the same in C and NumPy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph.oracle import ONE, Expected, PlainGraph, assert_same, by, cases
+from graph.reference_sampling import ONE, Expected, PlainGraph, assert_same, cases, use_backend
 from outlive.graph.sampled import Sampled
 from outlive.graph.sampling import compiled
 from outlive.graph.sampling.neighbors import NeighborSampler
@@ -22,12 +22,12 @@ NUMBERS = st.integers(-(2**63), 2**63)
 
 @settings(max_examples=250, deadline=None)
 @given(case=cases(), seed=NUMBERS, batch=NUMBERS)
-def test_a_neighbourhood_is_what_the_oracle_says(case, seed, batch):
+def test_a_neighbourhood_is_that_of_the_reference(case, seed, batch):
     """Every edge exists, as often as it may; nodes are numbered as they are met; times and kinds are kept apart."""
     graph, sampler, seeds, times = case
     directed = dataclasses.replace(sampler, directed=True)
     expected = Expected(graph, sampler, seeds, times)
-    with by("numpy"):
+    with use_backend("numpy"):
         found = directed.sample(graph, seeds, seed=seed, batch=batch, seed_times=times)
         between = sampler.sample(graph, seeds, seed=seed, batch=batch, seed_times=times)
 
@@ -43,9 +43,9 @@ def test_a_neighbourhood_is_what_the_oracle_says(case, seed, batch):
 def test_c_and_numpy_sample_the_same(case, seed, batch):
     """Whoever has no compiler trains on the same batches."""
     graph, sampler, seeds, times = case
-    with by("numpy"):
+    with use_backend("numpy"):
         plain = sampler.sample(graph, seeds, seed=seed, batch=batch, seed_times=times)
-    with by("c"):
+    with use_backend("c"):
         fast = sampler.sample(graph, seeds, seed=seed, batch=batch, seed_times=times)
 
     assert_same(plain, fast)
@@ -77,9 +77,9 @@ def test_c_and_numpy_sample_the_same_when_columns_are_long(weights, replace, tem
     sampler = NeighborSampler([40, 100, 3], replace=replace, weights=weights, temporal=temporal)
     seeds = generator.integers(nodes, size=50)
     times = None if temporal is None else generator.integers(100, size=50)
-    with by("numpy"):
+    with use_backend("numpy"):
         plain = sampler.sample(graph, seeds, seed=3, batch=9, seed_times=times)
-    with by("c"):
+    with use_backend("c"):
         fast = [sampler.sample(graph, seeds, seed=3, batch=9, seed_times=times) for _ in range(3)]
 
     for sampled in fast:  # the second reuses the first one's table
@@ -133,7 +133,7 @@ def test_seeds_come_as_pairs_or_dicts_when_there_are_kinds():
 def test_nodes_are_kept_apart_when_their_hashes_are_equal():
     """These two nodes, each with its seed, have the same slot and the same tag in C's smallest table."""
     graph = PlainGraph({"": 23_844}).add(ONE, [2_632, 23_843], [29, 12])
-    with by("c"):
+    with use_backend("c"):
         sampled = NeighborSampler([-1], disjoint=True).sample(graph, np.arange(64), seed=0, batch=0)
 
     assert sampled.nodes[""][64:].tolist() == [23_843, 2_632]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from graph.oracle import ONE, PlainGraph, assert_same, by, graphs
+from graph.reference_sampling import ONE, PlainGraph, assert_same, graphs, use_backend
 from outlive.graph.sampling import compiled
 from outlive.graph.sampling.gathering import gather_rows
 from outlive.graph.sampling.layers import LayerSampler
@@ -38,7 +38,7 @@ def test_walks_follow_edges(graph, starts, length, bias):
     sampler = RandomWalkSampler(length, walks=2, p=bias[0], q=bias[1])
     walks, samples = [], []
     for backend in BACKENDS:
-        with by(backend):
+        with use_backend(backend):
             walks.append(sampler.trace(graph, seeds, seed=1, batch=2))
             samples.append(sampler.sample(graph, seeds, seed=1, batch=2))
 
@@ -129,7 +129,7 @@ def test_rows_are_gathered_of_any_type(backend, dtype, row):
     source.flags.writeable = False
     index = generator.integers(300, size=200)
     room = np.zeros((202, *row), dtype)
-    with by(backend):
+    with use_backend(backend):
         out = gather_rows(source, index.astype(np.int32 if len(row) == 1 else np.int64), room[1:201])
 
     assert out.tobytes() == source[index].tobytes()
@@ -141,7 +141,7 @@ def test_rows_are_gathered_when_they_are_not_contiguous(backend):
     """A slice of columns, or a target that is one."""
     source = np.arange(60.0).reshape(10, 6)
     room = np.zeros((3, 6))
-    with by(backend):
+    with use_backend(backend):
         gather_rows(source[:, ::2], np.array([9, 0, 9]), room[:, :3])
 
     assert room[:, :3].tolist() == source[[9, 0, 9], ::2].tolist()
@@ -162,7 +162,7 @@ def test_rows_are_gathered_when_they_are_not_contiguous(backend):
 )
 def test_rows_are_refused_with_a_reason(backend, index, out, words):
     """Nothing is read or written outside."""
-    with by(backend), pytest.raises((ValueError, IndexError), match=words):
+    with use_backend(backend), pytest.raises((ValueError, IndexError), match=words):
         gather_rows(np.zeros((3, 2)), index, out)
 
 

@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph.carriers import ONLY, edges, make_graph
+from graph.example_graphs import ONLY, edges, make_graph
 from outlive._system import choice
 from outlive.graph import SharedGraph, building
 

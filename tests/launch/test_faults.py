@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 import outlive
+from deadlines import wait_until
 from faults.table import FAULTS, TORN
-from launch import functions
+from launch import rank_functions
 from outlive import IncidentKind
 from outlive.verdicts import Name
-from transport.watching import wait_until
 
 VERDICTS = {
     "exception": Name.EXCEPTION,
@@ -59,7 +59,7 @@ def test_the_error_has_the_autopsy_when_a_rank_fails(name, method):
     kind = outlive.RankRaisedError if raised else outlive.RankExitedError
 
     with pytest.raises(kind) as caught:
-        outlive.spawn(functions.fire_at, (1, name), 2, start_method=method, on_incident=told.append)
+        outlive.spawn(rank_functions.fire_at, (1, name), 2, start_method=method, on_incident=told.append)
 
     error = caught.value
     incident = error.incident
@@ -89,7 +89,7 @@ def test_all_are_ended_when_some_take_too_long():
     faults = ("deadlock", "gil-loop", "sigstop", "sleep")
 
     with pytest.raises(outlive.RankHungError) as caught:
-        outlive.spawn(functions.fire_each, (faults,), 4, start_method="fork", timeout=8)
+        outlive.spawn(rank_functions.fire_each, (faults,), 4, start_method="fork", timeout=8)
 
     incident = caught.value.incident
     others = "\n".join(incident.consequences)
@@ -107,7 +107,7 @@ def test_all_are_ended_when_some_take_too_long():
 def test_memory_is_refused_when_a_rank_passes_its_limit(method):
     """By an exception with a traceback, and the limit named as the cause."""
     with pytest.raises(outlive.RankRaisedError, match="MemoryError") as caught:
-        outlive.spawn(functions.allocate, (), 2, start_method=method, memory_limit="200MiB")
+        outlive.spawn(rank_functions.allocate, (), 2, start_method=method, memory_limit="200MiB")
 
     incident = caught.value.incident
     assert (incident.slot, incident.verdict.name) == (0, Name.MEMORY_LIMIT)
@@ -117,9 +117,9 @@ def test_memory_is_refused_when_a_rank_passes_its_limit(method):
 
 def test_an_exit_is_a_failure_or_not_as_its_code_says():
     """sys.exit() is a success, a text is code 1 and is passed on."""
-    outlive.spawn(functions.exit_with_nothing, nprocs=2, start_method="fork")
+    outlive.spawn(rank_functions.exit_with_nothing, nprocs=2, start_method="fork")
     with pytest.raises(outlive.RankExitedError) as caught:
-        outlive.spawn(functions.exit_with_text, start_method="fork")
+        outlive.spawn(rank_functions.exit_with_text, start_method="fork")
 
     assert caught.value.exit_code == 1
     assert "said     nothing to do here" in str(caught.value)
@@ -128,7 +128,7 @@ def test_an_exit_is_a_failure_or_not_as_its_code_says():
 def test_a_rank_fails_when_somebody_interrupts_it_alone():
     """With torch it would count as done."""
     with pytest.raises(outlive.RankExitedError) as caught:
-        outlive.spawn(functions.interrupt_self, start_method="fork")
+        outlive.spawn(rank_functions.interrupt_self, start_method="fork")
 
     assert caught.value.exit_code == 130
     assert caught.value.incident.verdict.cause.startswith("KeyboardInterrupt left the function and ended the rank")
@@ -139,7 +139,7 @@ def test_a_rank_fails_when_somebody_interrupts_it_alone():
 def test_nothing_is_left_of_a_rank_that_killed_itself(method, tmp_path):
     """Not even what left its process group and session: the leak check looks for it, too."""
     with pytest.raises(outlive.RankExitedError):
-        outlive.spawn(functions.die_with_daemon, (str(tmp_path),), 2, start_method=method)
+        outlive.spawn(rank_functions.die_with_daemon, (str(tmp_path),), 2, start_method=method)
 
     _, daemon = json.loads((tmp_path / "pids-1").read_text())
     assert wait_until(lambda: _has_ended(daemon), 60)
@@ -156,7 +156,7 @@ def _has_ended(pid: int) -> bool:
 def test_errors_travel_with_their_incidents():
     """From a launcher that is itself somebody's child process."""
     with pytest.raises(outlive.RankExitedError) as caught:
-        outlive.spawn(functions.fire_at, (0, "os-exit"), start_method="fork")
+        outlive.spawn(rank_functions.fire_at, (0, "os-exit"), start_method="fork")
 
     again = pickle.loads(pickle.dumps(caught.value))
 

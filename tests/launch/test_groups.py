@@ -21,13 +21,13 @@ import psutil
 import pytest
 
 import outlive
-from launch import functions
+from deadlines import wait_until
+from launch import rank_functions
 from outlive._forensics import journal, report
 from outlive.incident import Exit, Failure
 from outlive.launch import group, story
 from outlive.launch.story import Fall, Other
 from outlive.verdicts import Name
-from transport.watching import wait_until
 
 METHODS = ("fork", "spawn", "forkserver")
 
@@ -50,7 +50,7 @@ def test_the_first_to_fail_is_named_whatever_its_number(tmp_path, method, monkey
     monkeypatch.setattr(group.SpawnContext, "_wait_for_end", until_rank_0_has_failed)
 
     with pytest.raises(outlive.RankExitedError) as caught:
-        outlive.spawn(functions.die_before_others, (tmp_path,), 4, start_method=method)
+        outlive.spawn(rank_functions.die_before_others, (tmp_path,), 4, start_method=method)
 
     failed, ended, finished = caught.value.incident.consequences
     assert caught.value.error_index == 2
@@ -63,14 +63,14 @@ def test_the_first_to_fail_is_named_whatever_its_number(tmp_path, method, monkey
 def test_the_first_to_raise_is_named_when_it_takes_long_to_end(tmp_path):
     """It says so itself: a thread of its own keeps it from ending until another has died."""
     with pytest.raises(outlive.RankRaisedError, match="rank 1 was the first") as caught:
-        outlive.spawn(functions.raise_and_linger, (tmp_path,), 2, start_method="fork")
+        outlive.spawn(rank_functions.raise_and_linger, (tmp_path,), 2, start_method="fork")
 
     assert caught.value.error_index == 1
 
 
 def test_a_failure_is_raised_when_its_rank_never_ends():
     """Torch waits for ever where a thread of the rank does not end."""
-    context = outlive.spawn(functions.raise_and_stay, (), 2, False, start_method="fork")
+    context = outlive.spawn(rank_functions.raise_and_stay, (), 2, False, start_method="fork")
 
     with pytest.raises(outlive.RankRaisedError, match="it stays") as caught:
         context.join(grace_period=0.1)
@@ -97,7 +97,7 @@ def test_who_waits_for_others_is_not_to_blame_when_all_hang():
     ]
 
 
-class Drowsy:
+class SlowPoll:
     """A launcher that is woken, and does nothing until both ranks have ended, as on a busy machine."""
 
     def __init__(self, folder: Path) -> None:
@@ -116,10 +116,10 @@ class Drowsy:
 def test_who_complains_is_not_the_first_when_the_launcher_was_not_looking(tmp_path, monkeypatch):
     """Between waking and asking for the time, one rank was killed and another had time to say so."""
     os.mkfifo(tmp_path / "pipe")
-    monkeypatch.setattr(group, "select", SimpleNamespace(poll=lambda: Drowsy(tmp_path), POLLIN=select.POLLIN))
+    monkeypatch.setattr(group, "select", SimpleNamespace(poll=lambda: SlowPoll(tmp_path), POLLIN=select.POLLIN))
 
     with pytest.raises(outlive.RankExitedError) as caught:
-        outlive.spawn(functions.fall_silent, (str(tmp_path),), 2, start_method="fork")
+        outlive.spawn(rank_functions.fall_silent, (str(tmp_path),), 2, start_method="fork")
 
     assert (caught.value.error_index, caught.value.signal_name) == (1, "SIGKILL")
 
@@ -127,7 +127,7 @@ def test_who_complains_is_not_the_first_when_the_launcher_was_not_looking(tmp_pa
 def test_nobody_is_blamed_for_others_when_all_fail_alike():
     """One bug in all ranks is no chain of events."""
     with pytest.raises(outlive.RankRaisedError) as caught:
-        outlive.spawn(functions.raise_together, (), 3, start_method="fork")
+        outlive.spawn(rank_functions.raise_together, (), 3, start_method="fork")
 
     assert "because of it" not in str(caught.value)
 
@@ -173,7 +173,7 @@ def test_a_sum_over_ranks_comes_out_when_one_was_killed_in_the_first_attempt(tmp
     told = []
 
     with caplog.at_level(logging.WARNING, "outlive"):
-        outlive.spawn(functions.fail_in_first_attempt, (tmp_path,), 2, max_restarts=2, on_incident=told.append)
+        outlive.spawn(rank_functions.fail_in_first_attempt, (tmp_path,), 2, max_restarts=2, on_incident=told.append)
 
     assert [(tmp_path / f"sum-{rank}").read_text() for rank in range(2)] == ["3.0 1", "3.0 1"]
     assert [(incident.slot, incident.signal, incident.attempt) for incident in told] == [(1, 9, 1)]
@@ -190,7 +190,7 @@ def join_all(context):
 @pytest.mark.faults
 def test_every_attempt_has_its_incident_when_restarts_are_used_up():
     """The error is about the last; the context has all."""
-    context = outlive.spawn(functions.fire_at, (0, "os-exit"), 2, False, start_method="fork", max_restarts=2)
+    context = outlive.spawn(rank_functions.fire_at, (0, "os-exit"), 2, False, start_method="fork", max_restarts=2)
 
     with pytest.raises(outlive.RankExitedError, match="attempt 3 of 3; no restart is left") as caught:
         join_all(context)
@@ -212,10 +212,10 @@ def environments(folder):
 @pytest.mark.parametrize("method", METHODS)
 def test_ranks_find_what_torchrun_would_set(tmp_path, monkeypatch, method):
     """All that init_process_group("gloo", init_method="env://") asks for."""
-    for name in (*functions.NAMES, *functions.COUNTS):
+    for name in (*rank_functions.NAMES, *rank_functions.COUNTS):
         monkeypatch.delenv(name, raising=False)
 
-    outlive.spawn(functions.note_environment, (tmp_path,), 2, start_method=method)
+    outlive.spawn(rank_functions.note_environment, (tmp_path,), 2, start_method=method)
 
     first, second = environments(tmp_path)
     port = first.pop("MASTER_PORT")
@@ -234,7 +234,7 @@ def test_what_somebody_has_set_stays_as_it_is(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("OUTLIVE_SPAWN", "RANK LOCAL_RANK")
 
-    outlive.spawn(functions.note_environment, (tmp_path,), 1, start_method="fork")
+    outlive.spawn(rank_functions.note_environment, (tmp_path,), 1, start_method="fork")
 
     (told,) = environments(tmp_path)
     assert (told["MASTER_ADDR"], told["WORLD_SIZE"], told["RANK"]) == ("node7", "4", "0")
@@ -247,7 +247,7 @@ def test_what_somebody_has_set_stays_as_it_is(tmp_path, monkeypatch):
 def test_a_context_is_joined_as_torchs_is(method):
     """One join per rank at most, True when all have ended; arguments of multiprocessing's travel."""
     queue = multiprocessing.get_context(method).SimpleQueue()
-    context = outlive.spawn(functions.put, (queue,), 2, False, False, method)
+    context = outlive.spawn(rank_functions.put, (queue,), 2, False, False, method)
 
     assert len(context.pids()) == len(set(context.pids())) == 2
     assert [process.pid for process in context.processes] == context.pids()
@@ -261,7 +261,7 @@ def test_a_context_is_joined_as_torchs_is(method):
 
 def test_join_returns_in_time_and_stop_ends_all():
     """Nothing is raised for ranks that we ended ourselves."""
-    context = outlive.spawn(functions.fire_at, (-1, ""), 2, join=False, daemon=True, start_method="fork")
+    context = outlive.spawn(rank_functions.fire_at, (-1, ""), 2, join=False, daemon=True, start_method="fork")
 
     assert context.join(timeout=0.01) is False
     assert [process.daemon for process in context.processes] == [True, True]
@@ -275,7 +275,7 @@ def test_a_context_works_in_any_thread():
     """Ranks outlive the thread that started them, as long as the launcher lives."""
     found = []
     starter = threading.Thread(
-        target=lambda: found.append(outlive.spawn(functions.fire_at, (-1, ""), 1, False, start_method="fork"))
+        target=lambda: found.append(outlive.spawn(rank_functions.fire_at, (-1, ""), 1, False, start_method="fork"))
     )
     starter.start()
     starter.join()
@@ -288,7 +288,7 @@ def test_a_context_works_in_any_thread():
 def test_the_journal_has_the_incident_of_a_rank():
     """`outlive report` says rank, function, and what became of the others."""
     with pytest.raises(outlive.RankExitedError) as caught:
-        outlive.spawn(functions.fire_at, (1, "os-exit"), 2, start_method="fork")
+        outlive.spawn(rank_functions.fire_at, (1, "os-exit"), 2, start_method="fork")
 
     assert journal.flush()
     (entry,) = [entry for entry in journal.find() if entry.id == caught.value.incident.id]
@@ -303,11 +303,11 @@ def test_ends_are_known_when_the_launcher_ignores_sigchld():
     """Then the kernel reaps, and nobody is told how a process ended: what the rank itself noted serves."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        outlive.spawn(functions.do_nothing, (), 2, start_method="fork")
+        outlive.spawn(rank_functions.do_nothing, (), 2, start_method="fork")
         with pytest.raises(outlive.RankRaisedError, match="all of us"):
-            outlive.spawn(functions.raise_together, (), 2, start_method="fork")
+            outlive.spawn(rank_functions.raise_together, (), 2, start_method="fork")
         with pytest.raises(outlive.RankExitedError) as caught:
-            outlive.spawn(functions.fire_at, (1, "sigkill"), 2, start_method="fork")
+            outlive.spawn(rank_functions.fire_at, (1, "sigkill"), 2, start_method="fork")
     finally:
         signal.signal(signal.SIGCHLD, before)
 
@@ -333,7 +333,7 @@ def test_ends_are_known_when_the_launcher_ignores_sigchld():
 def test_a_wrong_option_is_an_error_that_says_what_is_right(options, message):
     """Before any process is started."""
     with pytest.raises((TypeError, ValueError)) as caught:
-        outlive.spawn(**{"fn": functions.do_nothing, **options})
+        outlive.spawn(**{"fn": rank_functions.do_nothing, **options})
 
     assert str(caught.value) == message
 
@@ -341,7 +341,7 @@ def test_a_wrong_option_is_an_error_that_says_what_is_right(options, message):
 def test_an_argument_is_named_when_it_cannot_be_pickled():
     """By the path to it; the ranks that were started go."""
     with pytest.raises(TypeError) as caught:
-        outlive.spawn(functions.put, ({"lock": threading.Lock()},), 2)
+        outlive.spawn(rank_functions.put, ({"lock": threading.Lock()},), 2)
 
     if hasattr(caught.value, "__notes__"):  # Python 3.11 has them
         assert "args[0]['lock'] is a _thread.lock" in caught.value.__notes__[0]
@@ -349,7 +349,7 @@ def test_an_argument_is_named_when_it_cannot_be_pickled():
 
 def test_another_process_cannot_join():
     """A fork of the launcher has neither the handles nor the right to end anything."""
-    context = outlive.spawn(functions.fire_at, (-1, ""), 1, False, start_method="fork")
+    context = outlive.spawn(rank_functions.fire_at, (-1, ""), 1, False, start_method="fork")
     pid = os.fork()
     if pid == 0:
         try:

@@ -12,8 +12,8 @@ import sys
 import pytest
 
 import outlive
-from launch import functions
-from transport.watching import wait_until
+from deadlines import wait_until
+from launch import rank_functions
 
 
 @pytest.mark.faults
@@ -23,7 +23,7 @@ def test_every_line_has_its_rank_and_arrives_before_the_error(capsys, monkeypatc
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # else Python itself would see to it
 
     with pytest.raises(outlive.RankExitedError) as caught:
-        outlive.spawn(functions.speak, (), 1, start_method=method)
+        outlive.spawn(rank_functions.speak, (), 1, start_method=method)
 
     captured = capsys.readouterr()
     assert captured.out == (
@@ -38,7 +38,7 @@ def test_every_line_has_its_rank_and_arrives_before_the_error(capsys, monkeypatc
 def test_ranks_print_as_they_like_when_prefixes_are_off(capfd):
     """Straight to the launcher's descriptors, as with torch."""
     with pytest.raises(outlive.RankExitedError):
-        outlive.spawn(functions.speak, (), 1, start_method="spawn", prefix_output=False)
+        outlive.spawn(rank_functions.speak, (), 1, start_method="spawn", prefix_output=False)
 
     captured = capfd.readouterr()
     assert "[rank" not in captured.out + captured.err
@@ -49,7 +49,7 @@ def test_ranks_print_as_they_like_when_prefixes_are_off(capfd):
 @pytest.mark.parametrize("join", [True, False])
 def test_nobody_waits_at_a_full_pipe(capsys, join):
     """More output than a pipe holds, from two ranks: all of it, each line whole, also while nobody joins."""
-    context = outlive.spawn(functions.speak_without_end, (), 2, join, start_method="fork")
+    context = outlive.spawn(rank_functions.speak_without_end, (), 2, join, start_method="fork")
     if not join:
         assert wait_until(lambda: not any(process.is_alive() for process in context.processes), 60)
         assert context.join() in (True, False)
@@ -80,6 +80,6 @@ def test_a_notebooks_stream_gets_the_output(monkeypatch):
     """Under fork, too, where ranks inherit an object that would speak to the kernel in the launcher's place."""
     monkeypatch.setattr(sys, "stdout", Notebook())
 
-    outlive.spawn(functions.say_hello, (), 1, start_method="fork")
+    outlive.spawn(rank_functions.say_hello, (), 1, start_method="fork")
 
     assert sys.stdout.text == "[rank 0] hello\n"

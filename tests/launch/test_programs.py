@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from transport.watching import wait_until
+from deadlines import wait_until
 
 PROGRAMS = Path(__file__).with_name("programs")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
@@ -83,7 +83,7 @@ def test_a_missing_guard_is_named_and_nothing_multiplies(method):
 
 def test_a_hang_is_told_when_it_is_in_the_import_of_the_main_module():
     """The rank has not come to our code yet, and nobody asks it for stacks."""
-    ended = run(str(PROGRAMS / "sleepy.py"))
+    ended = run(str(PROGRAMS / "slow_import.py"))
 
     assert ended.returncode == 1
     assert "RankHungError: process 0 terminated with signal SIGKILL" in ended.stderr

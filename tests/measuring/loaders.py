@@ -32,7 +32,7 @@ class Slow(Dataset[Any]):
         return index
 
 
-class Gone(Slow):
+class SourceGone(Slow):
     """There is nothing to be fetched from."""
 
     def __getitem__(self, index: int) -> int:
@@ -55,5 +55,5 @@ hanging = DataLoader(Slow(3600.0), 4, num_workers=1, multiprocessing_context="fo
 stream = DataLoader(Numbers(), 20)
 batches = DataLoader(Slow(0.0), batch_sampler=[[1, 2], [3, 4], [5]] * 20)
 empty = DataLoader(Slow(0.0, 0), 4)
-gone = DataLoader(Gone(0.0), 4, num_workers=1, multiprocessing_context="fork")
+gone = DataLoader(SourceGone(0.0), 4, num_workers=1, multiprocessing_context="fork")
 tiny = DataLoader(torch.utils.data.TensorDataset(torch.arange(3)), 1)

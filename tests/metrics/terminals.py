@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from transport.watching import wait_until
+from deadlines import wait_until
 
 DEADLINE_S = 60.0
 _SRC = str(Path(__file__).parents[2] / "src")

@@ -11,7 +11,7 @@ import outlive
 FETCH_S = 0.02  # what a store takes to answer
 
 
-class Store:
+class SlowStore:
     def __len__(self) -> int:
         return 100_000
 
@@ -22,7 +22,7 @@ class Store:
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_more_workers_are_advised_while_the_trainer_waits_for_them_and_not_when_they_keep_up(method: str) -> None:
-    loader = outlive.DataLoader(Store(), num_workers=2, multiprocessing_context=method)
+    loader = outlive.DataLoader(SlowStore(), num_workers=2, multiprocessing_context=method)
     batches = iter(loader)
     until = time.monotonic() + 60
 

@@ -17,12 +17,12 @@ import pytest
 import torch
 
 import outlive
+from deadlines import wait_until
 from metrics import jobs
 from outlive import records as r
 from outlive._metrics import fold, viewing
 from outlive.cli import top
 from outlive.incident import Exit, Failure, InHand, Stage
-from transport.watching import wait_until
 
 
 class Stream(torch.utils.data.IterableDataset[int]):

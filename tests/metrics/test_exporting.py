@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 import outlive
+from deadlines import wait_until
 from metrics import jobs
 from outlive._metrics import families, viewing
 from outlive.incident import Stage
-from transport.watching import wait_until
 
 
 def loader_that_ran():
@@ -75,7 +75,7 @@ def test_our_text_says_what_the_client_library_says(tmp_path):
     strange = viewing.Job(tmp_path, {"pid": 7, "name": 'a "b"\\c\nd {e=,}', "kind": "pool", "rank": 3})
     looked = [(own, own.snapshot()), (strange, own.snapshot())]
 
-    class Given(outlive.PrometheusCollector):
+    class FixedCollector(outlive.PrometheusCollector):
         def _look(self) -> families.Looked:
             return looked
 
@@ -86,7 +86,7 @@ def test_our_text_says_what_the_client_library_says(tmp_path):
         )
 
     registry = client.CollectorRegistry()
-    registry.register(Given())
+    registry.register(FixedCollector())
     ours = samples(families.exposition(looked))
 
     assert ours == samples(client.generate_latest(registry).decode())

@@ -15,9 +15,9 @@ import signal
 import pytest
 
 import outlive
+from deadlines import wait_until
 from metrics import jobs
 from outlive._metrics import viewing
-from transport.watching import wait_until
 
 
 def test_counts_are_on_the_board_when_batches_were_delivered():

@@ -20,9 +20,9 @@ import pytest
 import torch
 
 import outlive
+from deadlines import wait_until
 from metrics import jobs
 from outlive._metrics import history, layout, publishing, viewing
-from transport.watching import wait_until
 
 JOB = """
 import time, outlive

@@ -13,11 +13,11 @@ import subprocess
 import sys
 
 import outlive
+from deadlines import wait_until
 from metrics import jobs
 from metrics.terminals import Terminal
 from outlive._metrics import viewing
 from outlive.cli import top_screen
-from transport.watching import wait_until
 
 
 def held_job(gate, **options):

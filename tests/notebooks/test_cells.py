@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from deadlines import wait_until
 from notebooks.kernels import DEADLINE_S, Kernel, error_of, printed
-from transport.watching import wait_until
 
 pytestmark = [pytest.mark.faults, pytest.mark.alone]
 METHODS = ("fork", "spawn", "forkserver")

@@ -26,10 +26,10 @@ import psutil
 import pytest
 
 import outlive
+from deadlines import wait_until
 from outlive import FaultPolicy, IncidentKind, Pool, TaskCrashedError, TaskTimeoutError
 from outlive.pool.failing import UnpicklableResultError, UnreadableResultError
-from pool import deeds, mischief
-from transport.watching import wait_until
+from pool import task_faults, task_functions
 
 pytestmark = pytest.mark.faults
 METHODS = ("fork", "spawn", "forkserver")
@@ -43,20 +43,20 @@ def test_what_goes_wrong_costs_its_own_task(method):
         assert isinstance(pool, Executor)
         healthy = []
         futures: dict[str, Any] = {}
-        for number, how in enumerate(deeds.DEATHS):
-            healthy.append(pool.submit(deeds.square, number))
-            futures[how] = pool.submit(deeds.die, how)
-        futures["odd"] = pool.submit(deeds.raise_odd)
-        futures["locked"] = pool.submit(deeds.raise_unpicklable)
-        futures["sys.exit"] = pool.submit(deeds.leave)
-        for what in deeds.RESULTS:
-            futures[what] = pool.submit(deeds.returns, what)
-        futures["argument"] = pool.submit(deeds.square, deeds.Unpicklable())
-        healthy += [pool.submit(deeds.square, number) for number in range(len(healthy), 40)]
+        for number, how in enumerate(task_functions.DEATHS):
+            healthy.append(pool.submit(task_functions.square, number))
+            futures[how] = pool.submit(task_functions.die, how)
+        futures["odd"] = pool.submit(task_functions.raise_odd)
+        futures["locked"] = pool.submit(task_functions.raise_unpicklable)
+        futures["sys.exit"] = pool.submit(task_functions.leave)
+        for what in task_functions.RESULTS:
+            futures[what] = pool.submit(task_functions.returns, what)
+        futures["argument"] = pool.submit(task_functions.square, task_functions.Unpicklable())
+        healthy += [pool.submit(task_functions.square, number) for number in range(len(healthy), 40)]
         assert [future.result(DEADLINE_S) for future in healthy] == [n * n for n in range(40)]
         errors: dict[str, Any] = {how: future.exception(DEADLINE_S) for how, future in futures.items()}
 
-    for how in deeds.DEATHS:
+    for how in task_functions.DEATHS:
         assert isinstance(errors[how], TaskCrashedError), how
         assert isinstance(errors[how], BrokenProcessPool), how
         assert errors[how].incident.described == (f"die('{how}')",)
@@ -79,7 +79,7 @@ def test_what_goes_wrong_costs_its_own_task(method):
         assert isinstance(errors[how].__cause__, error)
     assert "not this one" in str(errors["argument"])
     crashed = [i.index for i in pool.incidents if i.kind is IncidentKind.CRASH]
-    for how in deeds.DEATHS:  # each was tried again; more often where its company had to be parted
+    for how in task_functions.DEATHS:  # each was tried again; more often where its company had to be parted
         assert errors[how].incident.attempt == 2
         assert crashed.count(errors[how].incident.index) >= 2
 
@@ -87,8 +87,8 @@ def test_what_goes_wrong_costs_its_own_task(method):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_task_that_hangs_is_ended_in_time_and_others_go_on(method):
     with Pool(2, method, task_timeout=0.5, retries=0) as pool:
-        hung = pool.submit(deeds.sleep_for_ever)
-        assert list(pool.map(deeds.square, range(50))) == [n * n for n in range(50)]
+        hung = pool.submit(task_functions.sleep_for_ever)
+        assert list(pool.map(task_functions.square, range(50))) == [n * n for n in range(50)]
         error: Any = hung.exception(DEADLINE_S)
 
     assert isinstance(error, TaskTimeoutError)
@@ -122,8 +122,8 @@ def test_imports_are_no_part_of_what_a_task_may_take(method, tmp_path, monkeypat
 def test_a_death_is_seen_whatever_became_of_its_descriptors(method, way):
     """Closed while the task goes on, or held by a child of its when it has ended; without a `task_timeout`."""
     with Pool(2, method, retries=0) as pool:
-        bad = pool.submit(mischief.do, way)
-        assert list(pool.map(deeds.square, range(50))) == [n * n for n in range(50)]
+        bad = pool.submit(task_faults.misbehave, way)
+        assert list(pool.map(task_functions.square, range(50))) == [n * n for n in range(50)]
         assert isinstance(bad.exception(DEADLINE_S), TaskCrashedError)
 
 
@@ -161,7 +161,7 @@ def test_map_raises_at_its_place_and_drops_the_rest():
             next(results)
         with pytest.raises(StopIteration):
             next(results)
-        assert pool.submit(deeds.square, 3).result(DEADLINE_S) == 9
+        assert pool.submit(task_functions.square, 3).result(DEADLINE_S) == 9
 
 
 def test_map_is_lazy():
@@ -169,7 +169,7 @@ def test_map_is_lazy():
     read = itertools.count()
     numbers = iter(lambda: next(read), None)
     with Pool(2) as pool:
-        results = pool.map(deeds.square, numbers, in_flight=40)
+        results = pool.map(task_functions.square, numbers, in_flight=40)
         assert [next(results) for _ in range(500)] == [n * n for n in range(500)]
         assert next(read) <= 500 + 41
         results.close()  # type: ignore[attr-defined]
@@ -177,7 +177,10 @@ def test_map_is_lazy():
 
 def test_a_map_that_is_read_too_late_says_so():
     with Pool(2) as pool:
-        short, long = pool.map(deeds.square, range(100)), pool.map(deeds.square, range(5000), in_flight=100)
+        short, long = (
+            pool.map(task_functions.square, range(100)),
+            pool.map(task_functions.square, range(5000), in_flight=100),
+        )
 
     assert list(short) == [n * n for n in range(100)]
     with pytest.raises(RuntimeError, match="inside of the with block"):
@@ -191,7 +194,7 @@ def test_a_callback_cannot_end_the_pool(caplog):
     with Pool(1) as pool:
         first = pool.submit(time.sleep, 0.05)
         first.add_done_callback(leave)
-        assert pool.submit(deeds.square, 3).result(DEADLINE_S) == 9
+        assert pool.submit(task_functions.square, 3).result(DEADLINE_S) == 9
         assert first.result() is None
 
     assert "a callback of" in caplog.text
@@ -200,7 +203,7 @@ def test_a_callback_cannot_end_the_pool(caplog):
 def test_a_pool_is_of_no_use_in_a_fork_and_says_so():
     """Also while the pool's own thread holds its lock, for which nobody is left in the fork."""
     with Pool(1) as pool:
-        pool.submit(deeds.square, 3).result(DEADLINE_S)
+        pool.submit(task_functions.square, 3).result(DEADLINE_S)
         holds, enough = threading.Event(), threading.Event()
 
         def hold() -> None:
@@ -215,7 +218,7 @@ def test_a_pool_is_of_no_use_in_a_fork_and_says_so():
         if child == 0:
             signal.alarm(30)
             try:
-                pool.submit(deeds.square, 3)
+                pool.submit(task_functions.square, 3)
             except outlive.ForkedLoaderError:
                 os._exit(7)
             os._exit(1)
@@ -226,9 +229,9 @@ def test_a_pool_is_of_no_use_in_a_fork_and_says_so():
 
 def test_map_takes_several_iterables_and_starmap_rows():
     with Pool(2) as pool:
-        assert list(pool.map(deeds.add, [1, 2, 3], [10, 20])) == [11, 22]
-        assert list(pool.starmap(deeds.add, [(1, 2), (3,)])) == [3, 4]
-        assert pool.submit(deeds.add, 1, two=5).result(DEADLINE_S) == 6
+        assert list(pool.map(task_functions.add, [1, 2, 3], [10, 20])) == [11, 22]
+        assert list(pool.starmap(task_functions.add, [(1, 2), (3,)])) == [3, 4]
+        assert pool.submit(task_functions.add, 1, two=5).result(DEADLINE_S) == 6
         with pytest.raises(FutureTimeoutError):
             list(pool.map(time.sleep, [0.5], timeout=0.05))
 
@@ -238,17 +241,17 @@ def test_without_retries_no_task_is_begun_twice(method, tmp_path):
     """Whatever dies, and whenever; what had not begun is done by others."""
     with Pool(3, method, retries=0) as pool:
         futures = [
-            pool.submit(deeds.die, "SIGKILL", str(tmp_path), n)
+            pool.submit(task_functions.die, "SIGKILL", str(tmp_path), n)
             if n % 7 == 3
-            else pool.submit(deeds.note, str(tmp_path), n)
+            else pool.submit(task_functions.note, str(tmp_path), n)
             for n in range(80)
         ]
-        mapped = list(pool.map(functools.partial(deeds.note, str(tmp_path)), range(100, 150), chunksize=10))
+        mapped = list(pool.map(functools.partial(task_functions.note, str(tmp_path)), range(100, 150), chunksize=10))
         outcomes = [future.exception(DEADLINE_S) for future in futures]
 
     assert [isinstance(error, TaskCrashedError) for error in outcomes] == [n % 7 == 3 for n in range(80)]
     assert mapped == list(range(100, 150))
-    assert deeds.begun(tmp_path) == dict.fromkeys([*range(80), *range(100, 150)], 1)
+    assert task_functions.count_starts(tmp_path) == dict.fromkeys([*range(80), *range(100, 150)], 1)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -281,7 +284,7 @@ def test_functions_from_anywhere(method):
     with Pool(2, method) as pool:
         assert pool.submit(lambda: offset).result(DEADLINE_S) == 7
         assert pool.submit(Local(1).more).result(DEADLINE_S).value == 8
-        assert pool.submit(functools.partial(deeds.add, 1, two=offset)).result(DEADLINE_S) == 8
+        assert pool.submit(functools.partial(task_functions.add, 1, two=offset)).result(DEADLINE_S) == 8
         assert list(pool.map(lambda n: n + offset, range(3))) == [7, 8, 9]
 
 
@@ -300,18 +303,18 @@ def test_arrays_come_back_as_they_were(method):
 def test_an_initializer_runs_first_and_its_failure_is_told(method, capfd):
     with Pool(1, method, os.putenv, ("OUTLIVE_TEST", "x")) as pool:
         assert pool.submit(subprocess.getoutput, "echo $OUTLIVE_TEST").result(DEADLINE_S) == "x"
-    with Pool(2, method, deeds.fail_to_begin) as pool:
+    with Pool(2, method, task_functions.fail_to_begin) as pool:
         with pytest.raises(BrokenProcessPool, match="no way to begin"):
-            pool.submit(deeds.square, 1).result(DEADLINE_S)
+            pool.submit(task_functions.square, 1).result(DEADLINE_S)
         with pytest.raises(BrokenProcessPool):
-            pool.submit(deeds.square, 1)
+            pool.submit(task_functions.square, 1)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_worker_does_as_many_tasks_as_it_may(method):
     """However short they are: who asks for one task per process has a reason."""
     with Pool(2, method, max_tasks_per_child=3) as pool:
-        list(pool.map(deeds.square, range(20)))  # so that it is known how short they are
+        list(pool.map(task_functions.square, range(20)))  # so that it is known how short they are
         submitted = [future.result(DEADLINE_S) for future in [pool.submit(os.getpid) for _ in range(60)]]
         mapped = list(pool.starmap(os.getpid, [()] * 60))
 
@@ -325,22 +328,22 @@ def test_an_exception_is_tried_again_where_the_policy_says_so(tmp_path):
     policy = FaultPolicy(retry_on=OSError, retries=2, backoff_s=0.0)
 
     def flaky(number: int) -> int:
-        deeds.note(str(tmp_path), number)
-        if deeds.begun(tmp_path)[number] < 3:
+        task_functions.note(str(tmp_path), number)
+        if task_functions.count_starts(tmp_path)[number] < 3:
             raise OSError("not yet")
         return number
 
     with Pool(2, faults=policy) as pool:
         assert list(pool.map(flaky, range(5))) == list(range(5))
-    assert deeds.begun(tmp_path) == dict.fromkeys(range(5), 3)
+    assert task_functions.count_starts(tmp_path) == dict.fromkeys(range(5), 3)
 
 
 def test_a_retried_exception_is_told_when_the_next_attempt_kills(tmp_path):
     def worse(number: int) -> int:
-        deeds.note(str(tmp_path), number)
-        if deeds.begun(tmp_path)[number] == 1:
+        task_functions.note(str(tmp_path), number)
+        if task_functions.count_starts(tmp_path)[number] == 1:
             raise OSError("not yet")
-        if deeds.begun(tmp_path)[number] == 2:
+        if task_functions.count_starts(tmp_path)[number] == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return number
 
@@ -352,20 +355,20 @@ def test_a_retried_exception_is_told_when_the_next_attempt_kills(tmp_path):
 def test_no_task_is_begun_twice_also_where_a_policy_is_given(tmp_path):
     """The pool's own `retries` outweigh the policy's."""
     with Pool(1, retries=0, faults=FaultPolicy(retry_on=OSError, retries=5)) as pool:
-        died = pool.submit(deeds.die, "SIGKILL", str(tmp_path), 0)
+        died = pool.submit(task_functions.die, "SIGKILL", str(tmp_path), 0)
         assert isinstance(died.exception(DEADLINE_S), TaskCrashedError)
     with Pool(1, faults=FaultPolicy(retries=2)) as pool:
-        died = pool.submit(deeds.die, "SIGKILL", str(tmp_path), 1)
+        died = pool.submit(task_functions.die, "SIGKILL", str(tmp_path), 1)
         assert isinstance(died.exception(DEADLINE_S), TaskCrashedError)
 
-    assert deeds.begun(tmp_path) == {0: 1, 1: 3}
+    assert task_functions.count_starts(tmp_path) == {0: 1, 1: 3}
 
 
 def test_asyncio_runs_in_it():
     async def work(pool: Pool) -> list[Any]:
         loop = asyncio.get_running_loop()
-        calls = [loop.run_in_executor(pool, deeds.square, n) for n in range(10)]
-        died = loop.run_in_executor(pool, deeds.die, "SIGKILL")
+        calls = [loop.run_in_executor(pool, task_functions.square, n) for n in range(10)]
+        died = loop.run_in_executor(pool, task_functions.die, "SIGKILL")
         return await asyncio.gather(*calls, died, return_exceptions=True)
 
     with Pool(2) as pool:
@@ -380,13 +383,13 @@ def test_shutdown_finishes_or_cancels_what_was_submitted(tmp_path):
     futures = [pool.submit(time.sleep, 0.01) for _ in range(20)]
     pool.shutdown(wait=False)
     with pytest.raises(RuntimeError, match="after shutdown"):
-        pool.submit(deeds.square, 1)
+        pool.submit(task_functions.square, 1)
     assert [future.result(DEADLINE_S) for future in futures] == [None] * 20
 
     with Pool(1) as pool:
-        first = pool.submit(deeds.wait_for, str(tmp_path / "go"))
+        first = pool.submit(task_functions.wait_for, str(tmp_path / "go"))
         assert wait_until(first.running, DEADLINE_S)
-        rest = [pool.submit(deeds.square, n) for n in range(50)]
+        rest = [pool.submit(task_functions.square, n) for n in range(50)]
 
         def let_go() -> None:
             wait_until(rest[-1].cancelled, DEADLINE_S)
@@ -466,9 +469,9 @@ def test_what_it_takes_is_checked():
     with Pool(1) as pool:
         for options, words in [({"chunksize": 0}, "chunksize"), ({"faults": "no"}, "faults"), ({"in_flight": 0}, "in")]:
             with pytest.raises(ValueError, match=words):
-                pool.map(deeds.square, [1], **options)
+                pool.map(task_functions.square, [1], **options)
     assert outlive.Pool is Pool
-    assert Path(deeds.__file__).exists()
+    assert Path(task_functions.__file__).exists()
 
 
 def test_many_threads_submit_while_tasks_are_put_together():
@@ -477,10 +480,12 @@ def test_many_threads_submit_while_tasks_are_put_together():
     results: list[int] = []
 
     def submit_some(pool: Pool) -> None:
-        results.extend(future.result(DEADLINE_S) for future in [pool.submit(deeds.square, n) for n in range(3000)])
+        results.extend(
+            future.result(DEADLINE_S) for future in [pool.submit(task_functions.square, n) for n in range(3000)]
+        )
 
     with Pool(2) as pool:
-        list(pool.map(deeds.square, range(200)))
+        list(pool.map(task_functions.square, range(200)))
         threads = [threading.Thread(target=submit_some, args=(pool,)) for _ in range(4)]
         sys.setswitchinterval(1e-6)
         try:

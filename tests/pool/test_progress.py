@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from outlive import Pool
 from outlive.pool import bars
 from outlive.pool.progress import Pace, Seen, columns, duration, line, markup, speed
-from pool import deeds
+from pool import task_functions
 
-PROGRAM = Path(__file__).with_name("programs") / "bar.py"
+PROGRAM = Path(__file__).with_name("programs") / "progress_bar.py"
 COLUMNS = 72
 
 seens = st.builds(
@@ -188,7 +188,7 @@ def test_a_line_comes_from_time_to_time_where_lines_stay(monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream)
 
     with Pool(2, "fork") as pool:
-        assert list(pool.map(deeds.square, range(5), progress="squares")) == [0, 1, 4, 9, 16]
+        assert list(pool.map(task_functions.square, range(5), progress="squares")) == [0, 1, 4, 9, 16]
 
     rows = stream.getvalue().splitlines()
     assert len(rows) >= 2
@@ -202,7 +202,7 @@ def test_results_come_all_the_same_when_the_bar_cannot_be_shown(monkeypatch):
     with Pool(1, "fork") as pool:
         for stream in (closed, None, object()):
             monkeypatch.setattr(sys, "stderr", stream)
-            assert list(pool.starmap(deeds.add, [(1, 2)], progress=True)) == [3]
+            assert list(pool.starmap(task_functions.add, [(1, 2)], progress=True)) == [3]
 
 
 def test_what_progress_means_is_checked():

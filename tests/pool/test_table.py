@@ -15,7 +15,7 @@ from faults.table import FAULTS, TORN
 from outlive import IncidentKind, Pool, TaskCrashedError, TaskTimeoutError
 from outlive.pool.failing import UnpicklableResultError
 from outlive.verdicts import Name
-from pool import deeds, mischief
+from pool import task_faults, task_functions
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 DEADLINE_S = 60.0
@@ -88,22 +88,22 @@ def test_each_row_costs_its_own_task(method, retries, tmp_path):
         number = 0
         for name in ROWS:
             for _ in range(3):
-                healthy[number] = pool.submit(deeds.note, folder, number)
+                healthy[number] = pool.submit(task_functions.note, folder, number)
                 number += 1
             numbers[name] = number
-            futures[name] = pool.submit(mischief.note_and_do, folder, number, name)
+            futures[name] = pool.submit(task_faults.note_and_misbehave, folder, number, name)
             number += 1
         assert {n: future.result(DEADLINE_S) for n, future in healthy.items()} == {n: n for n in healthy}
         errors: dict[str, Any] = {name: future.exception(DEADLINE_S) for name, future in futures.items()}
 
-    begun = deeds.begun(tmp_path)
+    begun = task_functions.count_starts(tmp_path)
     for name, row in ROWS.items():
         error = errors[name]
         incident = getattr(error, "incident", None)
         assert isinstance(error, row.error), (name, error)
         assert incident is not None, name
         assert (incident.index, incident.noun) == (numbers[name], "task"), name
-        assert incident.described[0].startswith("note_and_do("), name
+        assert incident.described[0].startswith("note_and_misbehave("), name
         assert incident.kind is row.kind, name
         verdicts = row.verdict if isinstance(row.verdict, tuple) else (row.verdict,)
         assert incident.verdict.name in verdicts, (name, str(error))

@@ -12,7 +12,7 @@ import outlive
 from outlive import Pool
 from outlive.pool.parcels import dumps
 from outlive.pool.work import Function
-from pool import deeds
+from pool import task_functions
 
 torch = pytest.importorskip("torch")
 METHODS = ("fork", "spawn", "forkserver")
@@ -68,9 +68,9 @@ def is_same(one: Any, two: Any) -> bool:
 def test_everything_comes_back_as_it_was(method):
     given = things()
     with Pool(2, method) as pool:
-        alone = dict(zip(given, pool.map(deeds.same, given.values(), chunksize=1)))
-        together = dict(zip(given, pool.map(deeds.same, given.values(), chunksize=len(given))))
-        submitted = {name: pool.submit(deeds.same, value=value) for name, value in given.items()}
+        alone = dict(zip(given, pool.map(task_functions.same, given.values(), chunksize=1)))
+        together = dict(zip(given, pool.map(task_functions.same, given.values(), chunksize=len(given))))
+        submitted = {name: pool.submit(task_functions.same, value=value) for name, value in given.items()}
         for name, value in given.items():
             assert is_same(alone[name], value), name
             assert is_same(together[name], value), name
@@ -82,8 +82,8 @@ def test_arrow_and_pandas_travel():
     table = arrow.table({"a": np.arange(LARGE), "b": [str(n) for n in range(LARGE)]})
     frame = pandas.DataFrame({"a": np.arange(LARGE), "b": np.ones(LARGE)})
     with Pool(1) as pool:
-        assert pool.submit(deeds.same, table).result(60).equals(table)
-        assert pool.submit(deeds.same, frame).result(60).equals(frame)
+        assert pool.submit(task_functions.same, table).result(60).equals(table)
+        assert pool.submit(task_functions.same, frame).result(60).equals(frame)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -91,9 +91,9 @@ def test_a_large_argument_is_read_where_it_was_written(method):
     """The worker makes no copy of it, and may write to it; the caller's stays as it was."""
     given = np.ones(LARGE)
     with Pool(1, method) as pool:
-        assert "outlive-message" in pool.submit(deeds.lies_in, given).result(60)
-        assert pool.submit(deeds.fill, given).result(60) == 2 * LARGE
-        assert pool.submit(deeds.fill, torch.ones(LARGE)).result(60) == 2 * LARGE
+        assert "outlive-message" in pool.submit(task_functions.find_map, given).result(60)
+        assert pool.submit(task_functions.fill, given).result(60) == 2 * LARGE
+        assert pool.submit(task_functions.fill, torch.ones(LARGE)).result(60) == 2 * LARGE
     assert given.sum() == LARGE
 
 
@@ -101,10 +101,12 @@ def test_a_large_argument_is_read_where_it_was_written(method):
 def test_tasks_that_are_sent_together_share_nothing(chunk):
     given: list[int] = []
     with Pool(2) as pool:
-        assert set(pool.map(deeds.grow, [given] * 500, chunksize=chunk)) == {1}
-        assert {pool.submit(deeds.grow, given).result(60) for _ in range(20)} == {1}
-        returned = list(pool.map(deeds.kept, range(500), chunksize=chunk))
-        returned += [future.result(60) for future in [pool.submit(deeds.kept, n) for n in range(200)]]
+        assert set(pool.map(task_functions.grow, [given] * 500, chunksize=chunk)) == {1}
+        assert {pool.submit(task_functions.grow, given).result(60) for _ in range(20)} == {1}
+        returned = list(pool.map(task_functions.return_same_list, range(500), chunksize=chunk))
+        returned += [
+            future.result(60) for future in [pool.submit(task_functions.return_same_list, n) for n in range(200)]
+        ]
     assert given == []
     assert len({id(each) for each in returned}) == len(returned)
 
@@ -124,13 +126,13 @@ def test_a_chunk_that_takes_long_hands_back_what_it_has_not_begun(chunk, tmp_pat
     numbers = range(600, 1100) if chunk == "auto" else range(1100)
     with Pool(2) as pool:
         if chunk == "auto":  # tasks so short that all of the next ones are sent together
-            assert len(list(pool.map(deeds.square, range(20_000)))) == 20_000
-        pids = list(pool.map(deeds.take_a_while, [str(tmp_path)] * len(numbers), numbers, chunksize=chunk))
+            assert len(list(pool.map(task_functions.square, range(20_000)))) == 20_000
+        pids = list(pool.map(task_functions.take_a_while, [str(tmp_path)] * len(numbers), numbers, chunksize=chunk))
     counts = collections.Counter(pids[-100:])
     assert len(counts) == 2
     assert min(counts.values()) >= 5  # on a quiet machine 50
-    assert set(deeds.begun(tmp_path).values()) == {1}
-    assert sorted(deeds.begun(tmp_path)) == list(numbers)
+    assert set(task_functions.count_starts(tmp_path).values()) == {1}
+    assert sorted(task_functions.count_starts(tmp_path)) == list(numbers)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -141,11 +143,11 @@ def test_what_is_shared_travels_by_handle(method):
     with Pool(1, method) as pool:
         for name, value in given.items():
             array = value.numpy() if name == "tensor" else value
-            assert "outlive-share" in pool.submit(deeds.lies_in, array).result(60)
+            assert "outlive-share" in pool.submit(task_functions.find_map, array).result(60)
             assert len(dumps(value)) < 1000, name
-        assert "outlive-share" in pool.submit(lambda: deeds.lies_in(numbers)).result(60)
+        assert "outlive-share" in pool.submit(lambda: task_functions.find_map(numbers)).result(60)
         assert pool.submit(len, names).result(60) == LARGE
-        back = pool.submit(deeds.same, numbers).result(60)
+        back = pool.submit(task_functions.same, numbers).result(60)
     assert np.array_equal(back, numbers)
     back[0] = 5  # what comes back is the caller's own
     assert numbers[0] == 0

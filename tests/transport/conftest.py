@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from outlive._system import choice
-from transport.watching import NOTHING, mapped_cells
+from transport.process_inspection import NOTHING, mapped_cells
 
 # What the portable layer cannot be asked for: part of a test's name → why.
 NOT_PORTABLE = {

@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-import specimens as s
+import loader_inputs as s
+from loader_comparison import OURS
 from outlive import FaultPolicy
-from peer import OURS
-from transport import shelf
-from transport.watching import NOTHING, mapped_cells
+from transport import batch_values
+from transport.process_inspection import NOTHING, mapped_cells
 
 pytestmark = pytest.mark.faults
 
@@ -71,7 +71,12 @@ def test_every_batch_is_whole_when_workers_are_killed_at_random_moments(seed):
     chance = random.Random(seed)
     descriptors = open_descriptors()
     loader = OURS(
-        Checked(60, 400_000), batch_size=None, collate_fn=shelf.as_is, num_workers=2, faults=PATIENT, prefetch_factor=3
+        Checked(60, 400_000),
+        batch_size=None,
+        collate_fn=batch_values.as_is,
+        num_workers=2,
+        faults=PATIENT,
+        prefetch_factor=3,
     )
     kept: list[dict[str, Any]] = []
     indices = []
@@ -105,7 +110,11 @@ def test_a_batch_is_made_again_when_its_worker_dies_with_half_of_it_written(tmp_
     descriptors = open_descriptors()
     samples = [[torch.full((100_000,), float(i)), s.KillsWhenPickled(kills, i), torch.full((9,), i)] for i in range(12)]
     loader = OURS(
-        shelf.Stock(*samples), batch_size=None, collate_fn=shelf.as_is, num_workers=2, faults=FaultPolicy(retries=3)
+        batch_values.ReadySamples(*samples),
+        batch_size=None,
+        collate_fn=batch_values.as_is,
+        num_workers=2,
+        faults=FaultPolicy(retries=3),
     )
 
     arrived = [(float(large.min()), float(large.max()), int(small[0])) for large, _, small in loader]
@@ -118,7 +127,7 @@ def test_a_batch_is_made_again_when_its_worker_dies_with_half_of_it_written(tmp_
 
 def test_what_is_in_hand_stays_when_its_worker_is_killed():
     """The maps are the trainer's."""
-    loader = OURS(Checked(30, 100_000), batch_size=None, collate_fn=shelf.as_is, num_workers=1, faults=PATIENT)
+    loader = OURS(Checked(30, 100_000), batch_size=None, collate_fn=batch_values.as_is, num_workers=1, faults=PATIENT)
     kept = []
     for sample in loader:
         kept.append(sample)

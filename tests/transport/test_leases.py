@@ -16,9 +16,9 @@ import pytest
 import torch
 import torch.multiprocessing
 
-from peer import OURS
-from transport import shelf
-from transport.watching import mapped_cells, run_program
+from loader_comparison import OURS
+from transport import batch_values
+from transport.process_inspection import mapped_cells, run_program
 
 LARGE = 20_000  # float32: 78 KiB, a cell
 SMALL = 20
@@ -28,7 +28,9 @@ MORE = 20  # batches after the one in hand: each cell is used again several time
 def _batches(floats: int, count: int = MORE, **more: Any) -> Iterator[Any]:
     """Batch i holds `floats` times the value i + 1."""
     samples = [torch.full((floats,), float(i + 1)) for i in range(count)]
-    return iter(OURS(shelf.Stock(*samples), batch_size=None, collate_fn=shelf.as_is, num_workers=1, **more))
+    return iter(
+        OURS(batch_values.ReadySamples(*samples), batch_size=None, collate_fn=batch_values.as_is, num_workers=1, **more)
+    )
 
 
 def _go_on(batches: Iterator[Any]) -> None:
@@ -141,7 +143,7 @@ def test_resizing_a_batch_raises_or_harms_nobody(how, floats):
 def test_a_saved_batch_takes_its_own_size(floats):
     """torch.save writes the tensor, not the cell that it lies in."""
     samples = [[torch.full((floats,), 1.0), torch.full((3 * floats,), 2.0)]]
-    loader = OURS(shelf.Stock(*samples), batch_size=None, collate_fn=shelf.as_is, num_workers=1)
+    loader = OURS(batch_values.ReadySamples(*samples), batch_size=None, collate_fn=batch_values.as_is, num_workers=1)
     one, _ = next(iter(loader))
     sizes = []
     for tensor in (one, one.clone()):
@@ -282,14 +284,18 @@ def _add_one(batch: Any) -> float:
     return mean
 
 
-@pytest.mark.parametrize("collate_fn", [shelf.as_is, None], ids=["as it is", "default_convert"])
+@pytest.mark.parametrize("collate_fn", [batch_values.as_is, None], ids=["as it is", "default_convert"])
 @pytest.mark.parametrize("floats", [SMALL, LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_writing_to_a_batch_changes_nothing_else(kind, floats, collate_fn):
     """Not the next batches, not what the dataset holds in the worker, not the trainer's."""
     sample = KINDS[kind](floats)
     loader = OURS(
-        shelf.Stock(*[sample] * 12), batch_size=None, collate_fn=collate_fn, num_workers=1, persistent_workers=True
+        batch_values.ReadySamples(*[sample] * 12),
+        batch_size=None,
+        collate_fn=collate_fn,
+        num_workers=1,
+        persistent_workers=True,
     )
 
     means = [_add_one(batch) for _ in range(2) for batch in loader]
@@ -301,6 +307,8 @@ def test_writing_to_a_batch_changes_nothing_else(kind, floats, collate_fn):
 @pytest.mark.parametrize("floats", [SMALL, LARGE], ids=["small", "large"])
 def test_writing_to_a_collated_batch_changes_nothing_else(floats):
     """default_collate stacks into the cell, out of what the dataset holds."""
-    loader = OURS(shelf.Stock(*[torch.ones(floats)] * 24), batch_size=2, num_workers=1, persistent_workers=True)
+    loader = OURS(
+        batch_values.ReadySamples(*[torch.ones(floats)] * 24), batch_size=2, num_workers=1, persistent_workers=True
+    )
 
     assert [_add_one(batch) for _ in range(2) for batch in loader] == [1.0] * 24

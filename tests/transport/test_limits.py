@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from peer import OURS
-from transport import shelf
-from transport.watching import run_program
+from loader_comparison import OURS
+from transport import batch_values
+from transport.process_inspection import run_program
 
 # In a mount namespace of its own: the rest of the machine keeps its /dev/shm.
 LITTLE_ROOM = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"', "sh")
@@ -88,7 +88,7 @@ SAMPLES = {
     "a float8 tensor": torch.ones(30_000).to(torch.float8_e5m2),
     "a uint16 tensor": torch.ones(30_000, dtype=torch.uint16),
     "a complex32 tensor": torch.ones(30_000, dtype=torch.complex32),
-    "a subclass": torch.ones(30_000).as_subclass(shelf.Image),
+    "a subclass": torch.ones(30_000).as_subclass(batch_values.Image),
     "a parameter": torch.nn.Parameter(torch.ones(30_000), requires_grad=False),
     "an array": np.ones(30_000),
     "a dict": {"a": torch.ones(30_000), "b": 3},
@@ -99,7 +99,7 @@ SAMPLES = {
 @pytest.mark.parametrize("what", SAMPLES)
 def test_collating_puts_nothing_into_dev_shm(what):
     """Neither in the worker nor here, by name or without."""
-    loader = OURS(shelf.Stock(*[SAMPLES[what]] * 8), batch_size=4, num_workers=1, collate_fn=Reporting())
+    loader = OURS(batch_values.ReadySamples(*[SAMPLES[what]] * 8), batch_size=4, num_workers=1, collate_fn=Reporting())
     here = _shared_memory_of_this()
     names = set(os.listdir("/dev/shm"))
 

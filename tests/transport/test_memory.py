@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from deadlines import wait_until
+from loader_comparison import OURS
 from outlive import FaultPolicy
-from peer import OURS
-from transport import shelf
-from transport.watching import NOTHING, mapped_cells, wait_until
+from transport import batch_values
+from transport.process_inspection import NOTHING, mapped_cells
 
 KIB, MIB = 1 << 10, 1 << 20
 WAYS = pytest.mark.parametrize("persistent", [False, True], ids=["workers end", "workers persist"])
@@ -20,7 +21,7 @@ WAYS = pytest.mark.parametrize("persistent", [False, True], ids=["workers end", 
 def _loader(*sizes_bytes: int, **more: Any) -> Any:
     counts = [size // 4 for size in sizes_bytes]
     options = {"num_workers": 1, "prefetch_factor": 2} | more
-    return OURS(shelf.Filled(*counts), batch_size=None, collate_fn=shelf.as_is, **options)
+    return OURS(batch_values.FilledTensors(*counts), batch_size=None, collate_fn=batch_values.as_is, **options)
 
 
 def _watch(loader: Any, held: int = 1) -> tuple[int, list[int]]:
@@ -141,9 +142,9 @@ def test_a_batch_that_cannot_be_unpickled_keeps_no_memory(first):
     parts = [torch.zeros(100_000), torch.zeros(100_000)]
     parts.insert(0 if first else 2, Refuses())
     loader = OURS(
-        shelf.Stock(*[parts, torch.zeros(100_000)] * 20),
+        batch_values.ReadySamples(*[parts, torch.zeros(100_000)] * 20),
         batch_size=None,
-        collate_fn=shelf.as_is,
+        collate_fn=batch_values.as_is,
         num_workers=1,
         faults=FaultPolicy(on_error="skip", max_bad=None),
     )
@@ -168,7 +169,7 @@ LEAKY = {
     "nested": lambda x: torch.nested.nested_tensor([x, x]),
     "jagged": lambda x: torch.nested.nested_tensor([x, x], layout=torch.jagged),
     "parameter": lambda x: torch.nn.Parameter(x),
-    "subclass": lambda x: x.as_subclass(shelf.Image),
+    "subclass": lambda x: x.as_subclass(batch_values.Image),
     "conjugated": lambda x: x.to(torch.complex64).conj(),
     "array": lambda x: x.numpy(),
 }
@@ -179,7 +180,9 @@ LEAKY = {
 def test_a_batch_of_any_kind_gives_its_memory_back_when_it_goes(kind):
     """At once: nothing of ours or torch's keeps it, and no cycle has to be collected."""
     sample = LEAKY[kind](torch.ones(300, 300))
-    loader = OURS(shelf.Stock(*[sample] * 30), batch_size=None, collate_fn=shelf.as_is, num_workers=1)
+    loader = OURS(
+        batch_values.ReadySamples(*[sample] * 30), batch_size=None, collate_fn=batch_values.as_is, num_workers=1
+    )
     cells: set[int] = set()
     for batch in loader:
         cells |= mapped_cells().inodes

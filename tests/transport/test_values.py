@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from peer import OURS, TORCH
-from transport import shelf
-from transport.likeness import unlike
+from loader_comparison import OURS, TORCH
+from transport import batch_values
+from transport.value_comparison import value_differences
 
-SIZES = {"small": shelf.SMALL, "large": shelf.LARGE}
-NAMES = list(shelf.makers())
+SIZES = {"small": batch_values.SMALL, "large": batch_values.LARGE}
+NAMES = list(batch_values.makers())
 # Views of less than half of their storage travel without the rest: dense ones as they are, others closed up.
 CLOSED_UP = ("columns of a larger tensor",)
 # Through pickle without buffers, which torch uses, NumPy's axes come in C or Fortran order only.
@@ -25,7 +25,14 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 def _delivered(kind: type, size: int, names: list[str], **more: Any) -> dict[str, Any]:
-    loader = kind(shelf.Shelf(size), sampler=names, batch_size=None, collate_fn=shelf.as_is, num_workers=2, **more)
+    loader = kind(
+        batch_values.ValuesByName(size),
+        sampler=names,
+        batch_size=None,
+        collate_fn=batch_values.as_is,
+        num_workers=2,
+        **more,
+    )
     return dict(zip(names, loader, strict=True))
 
 
@@ -40,25 +47,28 @@ def _as_consumers(value: Any) -> Any:
 
 @pytest.mark.parametrize(("size", "method"), [("small", "fork"), ("large", "fork"), ("large", "spawn")])
 def test_values_arrive_as_they_were_sent(size, method):
-    """Type, dtype, shape, strides, layout, flags and bits, of everything on the shelf."""
+    """Type, dtype, shape, strides, layout, flags and bits, of every value."""
     arrived = _delivered(OURS, SIZES[size], NAMES, multiprocessing_context=method)
 
     found = {}
     for name, value in arrived.items():
-        sent = _as_consumers(shelf.makers()[name](SIZES[size]))
-        found[name] = unlike(value, sent, strides=name not in CLOSED_UP)
+        sent = _as_consumers(batch_values.makers()[name](SIZES[size]))
+        found[name] = value_differences(value, sent, strides=name not in CLOSED_UP)
     assert {name: differs for name, differs in found.items() if differs} == {}
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_values_arrive_as_torch_delivers_them(size):
     """Where torch's own loader can carry them."""
-    names = [name for name in NAMES if name not in shelf.NOT_AS_SENT_BY_TORCH]
+    names = [name for name in NAMES if name not in batch_values.NOT_AS_SENT_BY_TORCH]
 
     ours = _delivered(OURS, SIZES[size], names)
     theirs = _delivered(TORCH, SIZES[size], names)
 
-    found = {name: unlike(ours[name], theirs[name], strides=name not in OTHER_STRIDES_FROM_TORCH) for name in names}
+    found = {
+        name: value_differences(ours[name], theirs[name], strides=name not in OTHER_STRIDES_FROM_TORCH)
+        for name in names
+    }
     assert {name: differs for name, differs in found.items() if differs} == {}
 
 
@@ -72,7 +82,7 @@ SHARED = {
     "transposed": lambda x: [x.view(4, -1), x.view(4, -1).T],
     "expanded": lambda x: [x, x[:1].expand(5)],
     "parameter and tensor": lambda x: [x, torch.nn.Parameter(x, requires_grad=False)],
-    "subclass and tensor": lambda x: [x, x.as_subclass(shelf.Image)],
+    "subclass and tensor": lambda x: [x, x.as_subclass(batch_values.Image)],
     "storage and tensor": lambda x: [x, x.untyped_storage()],
     "detached": lambda x: [x, x.detach()],
 }
@@ -90,7 +100,9 @@ def _first_element(thing: Any) -> torch.Tensor:
 def test_tensors_that_share_memory_go_on_sharing_it(how, size, kind):
     """What is written through one is seen through the other, as with torch's loader."""
     x = torch.arange(float(SIZES[size]))
-    loader = kind(shelf.Stock(SHARED[how](x)), batch_size=None, collate_fn=shelf.as_is, num_workers=1)
+    loader = kind(
+        batch_values.ReadySamples(SHARED[how](x)), batch_size=None, collate_fn=batch_values.as_is, num_workers=1
+    )
 
     (first, second), *_ = loader
     first.fill_(-7) if first.dtype is torch.float32 else None
@@ -104,7 +116,12 @@ def test_tensors_that_share_memory_go_on_sharing_it(how, size, kind):
 def test_the_same_object_twice_arrives_as_one():
     """Identity within a batch, as pickle has it."""
     tensor, array = torch.zeros(30_000), np.zeros(30_000)
-    loader = OURS(shelf.Stock([tensor, array, tensor, array]), batch_size=None, collate_fn=shelf.as_is, num_workers=1)
+    loader = OURS(
+        batch_values.ReadySamples([tensor, array, tensor, array]),
+        batch_size=None,
+        collate_fn=batch_values.as_is,
+        num_workers=1,
+    )
 
     one, two, three, four = next(iter(loader))
 
@@ -117,7 +134,7 @@ def test_the_same_object_twice_arrives_as_one():
 
 def _outcomes(kind: type, *columns: list[Any], collate: Any = torch.utils.data.default_collate) -> list[Any]:
     """What a worker makes of each column of samples, errors included: one loader serves them all."""
-    loader = kind(shelf.Stock(*columns), batch_size=None, num_workers=1, collate_fn=Attempt(collate))
+    loader = kind(batch_values.ReadySamples(*columns), batch_size=None, num_workers=1, collate_fn=Attempt(collate))
     return list(loader)
 
 
@@ -137,13 +154,13 @@ class Attempt:
 @pytest.mark.parametrize("size", SIZES)
 def test_default_collate_of_every_dtype_is_torchs(size):
     """The same stack, or the same error; some that torch's loader refuses can be stacked, and are."""
-    columns = [[shelf.of_bits(dtype, SIZES[size] // 3)] * 3 for dtype in shelf.PLAIN]
+    columns = [[batch_values.of_bits(dtype, SIZES[size] // 3)] * 3 for dtype in batch_values.PLAIN]
 
     ours, theirs = _outcomes(OURS, *columns), _outcomes(TORCH, *columns)
 
     found = {
-        str(dtype): unlike(our, their)
-        for dtype, our, their in zip(shelf.PLAIN, ours, theirs, strict=True)
+        str(dtype): value_differences(our, their)
+        for dtype, our, their in zip(batch_values.PLAIN, ours, theirs, strict=True)
         if isinstance(their, torch.Tensor) or not isinstance(our, torch.Tensor)
     }
     assert {name: differs for name, differs in found.items() if differs} == {}
@@ -151,7 +168,7 @@ def test_default_collate_of_every_dtype_is_torchs(size):
 
 
 ODD_ROWS = {
-    "subclass": lambda n: torch.arange(float(n)).as_subclass(shelf.Image),
+    "subclass": lambda n: torch.arange(float(n)).as_subclass(batch_values.Image),
     "parameter": lambda n: torch.nn.Parameter(torch.arange(float(n)), requires_grad=False),
     "requires grad": lambda n: torch.arange(float(n)).requires_grad_(),
     "expanded": lambda n: torch.ones(1).expand(n),
@@ -163,7 +180,10 @@ ODD_ROWS = {
     "sparse": lambda n: torch.eye(3).to_sparse(),
     "sparse CSR": lambda n: torch.eye(3).to_sparse_csr(),
     "nested": lambda n: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-    "mixed": lambda n: {"a": [np.arange(n), (np.float32(1), "x", 2, 2.5)], "b": shelf.Point(torch.ones(n), b"y")},
+    "mixed": lambda n: {
+        "a": [np.arange(n), (np.float32(1), "x", 2, 2.5)],
+        "b": batch_values.Point(torch.ones(n), b"y"),
+    },
 }
 
 
@@ -171,8 +191,8 @@ MIXED_ROWS = {
     "float32, float64": [torch.ones(3), torch.ones(3, dtype=torch.float64)],
     "int64, float32": [torch.ones(3, dtype=torch.int64), torch.ones(3)],
     "two shapes": [torch.ones(3), torch.ones(4)],
-    "tensor, subclass": [torch.ones(3), torch.ones(3).as_subclass(shelf.Image)],
-    "subclass, tensor": [torch.ones(3).as_subclass(shelf.Image), torch.ones(3)],
+    "tensor, subclass": [torch.ones(3), torch.ones(3).as_subclass(batch_values.Image)],
+    "subclass, tensor": [torch.ones(3).as_subclass(batch_values.Image), torch.ones(3)],
     "float8 of two shapes": [torch.ones(3).to(torch.float8_e4m3fn), torch.ones(4).to(torch.float8_e4m3fn)],
 }
 
@@ -184,7 +204,7 @@ def test_default_collate_of_odd_tensors_is_torchs(size):
 
     ours, theirs = _outcomes(OURS, *rows.values()), _outcomes(TORCH, *rows.values())
 
-    found = {name: unlike(*pair) for name, *pair in zip(rows, ours, theirs, strict=True)}
+    found = {name: value_differences(*pair) for name, *pair in zip(rows, ours, theirs, strict=True)}
     assert {name: differs for name, differs in found.items() if differs} == {}
 
 
@@ -202,14 +222,14 @@ def test_a_collate_fn_may_change_in_place_what_default_collate_made(size):
     (ours,), (theirs,) = (_outcomes(kind, samples, collate=collate_and_change) for kind in (OURS, TORCH))
 
     assert isinstance(ours, torch.Tensor)
-    assert unlike(ours, theirs) == []
+    assert value_differences(ours, theirs) == []
 
 
 # ---------------------------------------------------------------- other people's types
 
 
 def _carried(*values: Any) -> list[Any]:
-    return list(OURS(shelf.Stock(*values), batch_size=None, collate_fn=shelf.as_is, num_workers=1))
+    return list(OURS(batch_values.ReadySamples(*values), batch_size=None, collate_fn=batch_values.as_is, num_workers=1))
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "F", "1", "RGBA"])

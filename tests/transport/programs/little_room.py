@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 import outlive
-from transport import shelf
+from transport import batch_values
 
 KINDS = {"stock": torch.utils.data.DataLoader, "outlive": outlive.DataLoader}
 
@@ -37,11 +37,11 @@ elif __name__ == "__main__":
         plain,
         plain.to(torch.float8_e4m3fn),
         plain.to(torch.uint16),
-        plain.as_subclass(shelf.Image),
+        plain.as_subclass(batch_values.Image),
         torch.nn.Parameter(plain, requires_grad=False),
         {"x": plain.numpy(), "y": [plain.bfloat16(), 3]},
     ):
-        for batch in loader_class(shelf.Stock(*[sample] * 8), batch_size=4, num_workers=2):
+        for batch in loader_class(batch_values.ReadySamples(*[sample] * 8), batch_size=4, num_workers=2):
             first = batch["x"] if isinstance(batch, dict) else batch
             assert first.shape == (4, 65_536)
             assert bool((first.float() == 1).all())

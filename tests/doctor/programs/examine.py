@@ -1,4 +1,4 @@
-"""Examines what it is told to: `examined.py SITUATION…`, functions of `doctor.situations`; none: only the machine.
+"""Examines what it is told to: `examine.py SITUATION…`, functions of `doctor.situations`; none: only the machine.
 
 Reads   from standard input one line: then it is where it should be (in a cgroup), and begins; AS_USER, WORKERS,
         RESERVE.

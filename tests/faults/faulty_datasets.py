@@ -4,7 +4,7 @@ Reads   the global generators of torch, random and NumPy: every sample, every ba
 Writes  batches whose every bit depends on that randomness.
 Never   anything that a spawned worker could not import by name.
 
-A sample is (its index, three random numbers) as one tensor, and luggage: None, or what a fault put there.
+A sample is (its index, three random numbers) as one tensor, and a payload: None, or what a fault returned.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
 import outlive
-from faults.table import Moment, Plant
+from faults.table import Moment, PlantedFault
 
-Plants = Mapping[int, Plant]
+FaultsByIndex = Mapping[int, PlantedFault]
 Sample = tuple[torch.Tensor, Any]
 
 SIZE = 24
@@ -34,99 +34,99 @@ SEED = 20240
 
 
 @dataclass(frozen=True)
-class Garden:
-    """Which plants stand where: by index of the sample, or (INIT) by slot."""
+class FaultPlacement:
+    """Which faults are planted where: by index of the sample, or (INIT) by slot."""
 
-    getitem: Plants = field(default_factory=dict)
-    getitems: Plants = field(default_factory=dict)
-    next: Plants = field(default_factory=dict)
-    collate: Plants = field(default_factory=dict)
-    init: Mapping[int, Sequence[Plant]] = field(default_factory=dict)
-    sending: Plants = field(default_factory=dict)
+    getitem: FaultsByIndex = field(default_factory=dict)
+    getitems: FaultsByIndex = field(default_factory=dict)
+    next: FaultsByIndex = field(default_factory=dict)
+    collate: FaultsByIndex = field(default_factory=dict)
+    init: Mapping[int, Sequence[PlantedFault]] = field(default_factory=dict)
+    sending: FaultsByIndex = field(default_factory=dict)
 
     @classmethod
-    def at(cls, moment: Moment, plants: Plants) -> Garden:
+    def at(cls, moment: Moment, planted_faults: FaultsByIndex) -> FaultPlacement:
         if moment is Moment.INIT:
-            return cls(init={slot: (plant,) for slot, plant in plants.items()})
-        return cls(**{moment.name.lower(): plants})
+            return cls(init={slot: (planted,) for slot, planted in planted_faults.items()})
+        return cls(**{moment.name.lower(): planted_faults})
 
 
-def draw(index: int, plant: Plant | None, sending: Plant | None) -> Sample:
+def draw(index: int, planted: PlantedFault | None, sending: PlantedFault | None) -> Sample:
     """One sample; the fault fires between two draws, so that a retry which does not rewind shows."""
     before = torch.rand((), dtype=torch.float64).item()
-    luggage = plant() if plant is not None else None
+    payload = planted() if planted is not None else None
     values = torch.tensor([index, before, random.random(), numpy.random.random()], dtype=torch.float64)
-    return values, Reluctant(sending) if sending is not None else luggage
+    return values, FaultyPickle(sending) if sending is not None else payload
 
 
-class Reluctant:
+class FaultyPickle:
     """An object whose fault fires while it is pickled."""
 
-    def __init__(self, plant: Plant) -> None:
-        self.plant = plant
+    def __init__(self, planted: PlantedFault) -> None:
+        self.planted = planted
 
     def __reduce__(self) -> Any:
-        return _arrived, (self.plant(),)
+        return _arrived, (self.planted(),)
 
 
-def _arrived(luggage: Any) -> None:
+def _arrived(payload: Any) -> None:
     return None
 
 
 class Samples(Dataset[Sample]):
     """Map-style, one by one."""
 
-    def __init__(self, size: int, garden: Garden) -> None:
+    def __init__(self, size: int, placement: FaultPlacement) -> None:
         self.size = size
-        self.garden = garden
+        self.placement = placement
 
     def __len__(self) -> int:
         return self.size
 
     def __getitem__(self, index: int) -> Sample:
-        return draw(index, self.garden.getitem.get(index), self.garden.sending.get(index))
+        return draw(index, self.placement.getitem.get(index), self.placement.sending.get(index))
 
 
 class ManySamples(Samples):
     """Map-style, a batch at once."""
 
     def __getitems__(self, indices: list[int]) -> list[Sample]:
-        return [draw(index, self.garden.getitems.get(index), self.garden.sending.get(index)) for index in indices]
+        return [draw(index, self.placement.getitems.get(index), self.placement.sending.get(index)) for index in indices]
 
 
 class Unloadable(Samples):
     """A dataset that cannot be unpickled where the workers are."""
 
-    def __init__(self, plant: Plant) -> None:
-        super().__init__(SIZE, Garden())
-        self.plant = plant
+    def __init__(self, planted: PlantedFault) -> None:
+        super().__init__(SIZE, FaultPlacement())
+        self.planted = planted
         self.home = os.getpid()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if os.getpid() != self.home:
-            self.plant()
+            self.planted()
 
 
 class Stream(IterableDataset[Sample]):
     """Iterable: worker w of n gives samples w, w+n, w+2n, … Its iterator is a class: it goes on after an exception."""
 
-    def __init__(self, size: int, garden: Garden) -> None:
+    def __init__(self, size: int, placement: FaultPlacement) -> None:
         self.size = size
-        self.garden = garden
+        self.placement = placement
 
     def shard(self) -> range:
         info = get_worker_info()
         return range(info.id, self.size, info.num_workers) if info is not None else range(self.size)
 
     def __iter__(self) -> Iterator[Sample]:
-        return Reader(self.shard(), self.garden)
+        return Reader(self.shard(), self.placement)
 
 
 class Reader:
-    def __init__(self, shard: range, garden: Garden) -> None:
+    def __init__(self, shard: range, placement: FaultPlacement) -> None:
         self.shard = shard
-        self.garden = garden
+        self.placement = placement
         self.place = 0
 
     def __iter__(self) -> Reader:
@@ -137,7 +137,7 @@ class Reader:
             raise StopIteration
         index = self.shard[self.place]
         self.place += 1
-        return draw(index, self.garden.next.get(index), self.garden.sending.get(index))
+        return draw(index, self.placement.next.get(index), self.placement.sending.get(index))
 
 
 class SkippingReader(Reader):
@@ -151,14 +151,14 @@ class SkippingReaderStream(Stream):
     """Its iterator offers skip(n)."""
 
     def __iter__(self) -> Iterator[Sample]:
-        return SkippingReader(self.shard(), self.garden)
+        return SkippingReader(self.shard(), self.placement)
 
 
 class SkippingStream(Stream):
     """A dataset that is its own iterator, and offers skip(n)."""
 
     def __iter__(self) -> SkippingStream:
-        self.reader = SkippingReader(self.shard(), self.garden)
+        self.reader = SkippingReader(self.shard(), self.placement)
         return self
 
     def __next__(self) -> Sample:
@@ -173,14 +173,14 @@ class GeneratorStream(Stream):
 
     def __iter__(self) -> Iterator[Sample]:
         for index in self.shard():
-            yield draw(index, self.garden.next.get(index), self.garden.sending.get(index))
+            yield draw(index, self.placement.next.get(index), self.placement.sending.get(index))
 
 
 class NotingReader(Reader):
     """Writes down every sample that it opens, and can be brought to any place at once."""
 
-    def __init__(self, shard: range, garden: Garden, notes: Path) -> None:
-        super().__init__(shard, garden)
+    def __init__(self, shard: range, placement: FaultPlacement, notes: Path) -> None:
+        super().__init__(shard, placement)
         self.notes = notes
 
     def __next__(self) -> Sample:
@@ -199,12 +199,12 @@ class NotingReader(Reader):
 class StatefulReaderStream(Stream):
     """Its iterator offers snapshots."""
 
-    def __init__(self, size: int, garden: Garden, notes: Path) -> None:
-        super().__init__(size, garden)
+    def __init__(self, size: int, placement: FaultPlacement, notes: Path) -> None:
+        super().__init__(size, placement)
         self.notes = notes
 
     def __iter__(self) -> Iterator[Sample]:
-        return NotingReader(self.shard(), self.garden, self.notes)
+        return NotingReader(self.shard(), self.placement, self.notes)
 
 
 class StatefulStream(StatefulReaderStream):
@@ -213,7 +213,7 @@ class StatefulStream(StatefulReaderStream):
     start = 0
 
     def __iter__(self) -> Iterator[Sample]:
-        self.reader = NotingReader(self.shard(), self.garden, self.notes)
+        self.reader = NotingReader(self.shard(), self.placement, self.notes)
         self.reader.place, self.start = self.start, 0
         # The snapshots are the dataset's: its iterator is a plain one.
         return map(_same, self.reader)
@@ -233,54 +233,54 @@ def _same(sample: Sample) -> Sample:
 class Collate:
     """Stacks what it gets, adds noise of its own, and fires at the samples that it is told of."""
 
-    plants: Plants = field(default_factory=dict)
+    planted_faults: FaultsByIndex = field(default_factory=dict)
 
     def __call__(self, samples: list[Sample]) -> dict[str, Any]:
         noise = [torch.rand((), dtype=torch.float64).item(), random.random(), numpy.random.random()]
-        luggage = [self._luggage(values, luggage) for values, luggage in samples]
-        return {"samples": default_collate([values for values, _ in samples]), "noise": noise, "luggage": luggage}
+        payload = [self._payload(values, payload) for values, payload in samples]
+        return {"samples": default_collate([values for values, _ in samples]), "noise": noise, "payload": payload}
 
-    def _luggage(self, values: torch.Tensor, luggage: Any) -> Any:
-        plant = self.plants.get(int(values[0]))
-        return luggage if plant is None else plant()
+    def _payload(self, values: torch.Tensor, payload: Any) -> Any:
+        planted = self.planted_faults.get(int(values[0]))
+        return payload if planted is None else planted()
 
 
 @dataclass(frozen=True)
 class Init:
     """A worker_init_fn that draws, and fires in the slots that it is told of."""
 
-    plants: Mapping[int, Sequence[Plant]] = field(default_factory=dict)
+    planted_faults: Mapping[int, Sequence[PlantedFault]] = field(default_factory=dict)
 
     def __call__(self, slot: int) -> None:
         torch.rand(1), random.random(), numpy.random.random()
-        for plant in self.plants.get(slot, ()):
-            plant()
+        for planted in self.planted_faults.get(slot, ()):
+            planted()
 
 
 # ---------------------------------------------------------------- loaders
 
 
-def arguments(garden: Garden, dataset: Any = None, size: int = SIZE, **options: Any) -> dict[str, Any]:
+def arguments(placement: FaultPlacement, dataset: Any = None, size: int = SIZE, **options: Any) -> dict[str, Any]:
     """What torch's loader and ours take alike; the dataset follows from what is planted."""
     if dataset is None:
-        kind = Stream if garden.next else ManySamples if garden.getitems else Samples
-        dataset = kind(size, garden)
+        kind = Stream if placement.next else ManySamples if placement.getitems else Samples
+        dataset = kind(size, placement)
     generator = torch.Generator()
     generator.manual_seed(SEED)
     return {
         "dataset": dataset,
         "batch_size": BATCH,
         "num_workers": WORKERS,
-        "collate_fn": Collate(garden.collate),
-        "worker_init_fn": Init(garden.init),
+        "collate_fn": Collate(placement.collate),
+        "worker_init_fn": Init(placement.init),
         "multiprocessing_context": "fork" if options.get("num_workers") != 0 else None,
         "generator": generator,
         **options,
     }
 
 
-def make_loader(garden: Garden, faults: Any = "raise", **options: Any) -> outlive.DataLoader[Any]:
-    return outlive.DataLoader(**arguments(garden, **options), faults=faults)
+def make_loader(placement: FaultPlacement, faults: Any = "raise", **options: Any) -> outlive.DataLoader[Any]:
+    return outlive.DataLoader(**arguments(placement, **options), faults=faults)
 
 
 def values_of(batch: dict[str, Any]) -> Any:
@@ -321,5 +321,5 @@ def outcomes_of(loader: Any) -> list[Any]:
 @functools.cache
 def undisturbed(kind: type = Samples, size: int = SIZE, workers: int = WORKERS) -> list[Any]:
     """What torch's own loader delivers from the same seed when nothing is planted."""
-    options = arguments(Garden(), kind(size, Garden()), num_workers=workers)
+    options = arguments(FaultPlacement(), kind(size, FaultPlacement()), num_workers=workers)
     return all_values(torch.utils.data.DataLoader(**options))

@@ -67,7 +67,7 @@ def note(folder: str, number: int) -> int:
     return number
 
 
-def begun(folder: str | Path) -> dict[int, int]:
+def count_starts(folder: str | Path) -> dict[int, int]:
     """How often each number was begun."""
     return {int(file.name): len(file.read_text()) for file in Path(folder).iterdir()}
 
@@ -140,7 +140,7 @@ def same(value: Any) -> Any:
     return value
 
 
-def lies_in(array: Any) -> str:
+def find_map(array: Any) -> str:
     """The name of the map that an array's bytes lie in."""
     address = array.__array_interface__["data"][0]
     for line in Path("/proc/self/maps").read_text().splitlines():
@@ -164,7 +164,7 @@ def grow(given: list[int]) -> int:
 _KEPT: list[int] = []
 
 
-def kept(number: int) -> list[int]:
+def return_same_list(number: int) -> list[int]:
     """The same object every time."""
     return _KEPT
 

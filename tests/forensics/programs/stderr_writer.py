@@ -1,4 +1,4 @@
-"""Workers that write to standard error and die: `speaking.py METHOD WHAT`; prints what the incidents remember."""
+"""Workers that write to standard error and die: `stderr_writer.py METHOD WHAT`; prints what the incidents remember."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ NOT_AS_SENT_BY_TORCH = {
 }
 
 
-class Shelf(Dataset):
+class ValuesByName(Dataset):
     """Values by name, made where they are asked for."""
 
     def __init__(self, count: int) -> None:
@@ -260,7 +260,7 @@ class Shelf(Dataset):
         return makers()[name](self.count)
 
 
-class Stock(Dataset):
+class ReadySamples(Dataset):
     """Ready samples."""
 
     def __init__(self, *samples: Any) -> None:
@@ -273,7 +273,7 @@ class Stock(Dataset):
         return self.samples[index]
 
 
-class Filled(Dataset):
+class FilledTensors(Dataset):
     """Sample i is so many float32 of value i; sizes may differ from sample to sample."""
 
     def __init__(self, *counts: int) -> None:

@@ -1,4 +1,4 @@
-"""A little training job whose workers do not all fit into memory: `crowded.py METHOD PERSISTENT`.
+"""A little training job whose workers do not all fit into memory: `memory_pressure.py METHOD PERSISTENT`.
 
 Reads   from standard input one line: then it is where it should be (in a cgroup), and begins.
 Writes  to standard output what it delivered and what the fleet went through, as JSON.

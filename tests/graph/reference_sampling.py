@@ -33,7 +33,7 @@ class Edge(NamedTuple):
 
 @dataclass
 class PlainGraph:
-    """Arrays for samplers, and the edges into each node for the oracle, in the order of the arrays."""
+    """Arrays for samplers, and the edges into each node for the reference, in the order of the arrays."""
 
     num_nodes: dict[str, int]
     topologies: dict[EdgeType, Topology] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class PlainGraph:
 
 
 @contextmanager
-def by(backend: str) -> Iterator[None]:
+def use_backend(backend: str) -> Iterator[None]:
     """Sample in C or with NumPy."""
     before = os.environ.get(choice.VARIABLE)
     os.environ[choice.VARIABLE] = backend

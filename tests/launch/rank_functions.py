@@ -18,8 +18,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from faults.table import Plant, sleep_for_ever
-from transport.watching import wait_until
+from deadlines import wait_until
+from faults.table import PlantedFault, sleep_for_ever
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -29,7 +29,7 @@ COUNTS = ("RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 def fire_at(rank: int, place: int, fault: str) -> None:
     """One rank meets a fault, the others wait for ever."""
     if rank == place:
-        Plant(fault)()
+        PlantedFault(fault)()
     sleep_for_ever()
 
 
@@ -48,7 +48,7 @@ def fall_silent(rank: int, folder: str) -> None:
 
 
 def fire_each(rank: int, faults: tuple[str, ...]) -> None:
-    Plant(faults[rank])()
+    PlantedFault(faults[rank])()
 
 
 def do_nothing(rank: int) -> None:
@@ -173,7 +173,7 @@ def be_hostile(rank: int, folder: str) -> None:
     children = [subprocess.Popen(SLEEP), subprocess.Popen(SLEEP, start_new_session=True)]
     note(folder, rank, [os.getpid(), *(child.pid for child in children)])
     if rank == 0:
-        Plant("gil-loop")()
+        PlantedFault("gil-loop")()
     sleep_for_ever()
 
 
@@ -191,7 +191,7 @@ def have_child(rank: int, folder: str) -> None:
     signal.signal(signal.SIGIO, signal.SIG_IGN)  # what a pipe's end would mean to it otherwise
     note(folder, rank, [os.getpid(), subprocess.Popen(SLEEP).pid])
     if rank == 0:
-        Plant("gil-loop")()
+        PlantedFault("gil-loop")()
     sleep_for_ever()
 
 

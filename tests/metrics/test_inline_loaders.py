@@ -18,12 +18,12 @@ import torch
 
 import outlive
 from dashboard.test_telling import waiting
+from deadlines import wait_until
 from metrics import jobs
 from outlive._metrics import viewing
 from outlive.dashboard import telling
 from outlive.dashboard.story import Story
 from outlive.loader import here
-from transport.watching import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ class Raising(torch.utils.data.Dataset[torch.Tensor]):
         return torch.full((16,), float(index))
 
 
-class Many(Raising):
+class BatchAtOnce(Raising):
     def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
         assert type(indices) is list
         return [self[index] for index in indices]
@@ -148,8 +148,8 @@ def test_an_exception_that_ends_the_pass_leaves_nothing_in_hand():
         (Stream(), {"batch_size": 4}, 3, 10),
         (Stream(), {"batch_size": 4, "faults": "skip"}, 3, 10),
         (Stream(), {"batch_size": None}, 10, 10),
-        (Many(), {"batch_size": 8, "sampler": range(16, 40)}, 3, 24),
-        (Many(), {"batch_size": 8, "sampler": range(16, 40), "faults": "skip"}, 3, 24),
+        (BatchAtOnce(), {"batch_size": 8, "sampler": range(16, 40)}, 3, 24),
+        (BatchAtOnce(), {"batch_size": 8, "sampler": range(16, 40), "faults": "skip"}, 3, 24),
         (range(5), {"batch_size": None}, 5, 5),
         (range(6), {"batch_sampler": [(0, 1), (2, 3, 4)], "collate_fn": len}, 2, 5),
     ],

@@ -1,4 +1,7 @@
-"""A program with a progress bar: `bar.py HOW`, run by `test_progress.py` in a terminal of its own, or into a pipe."""
+"""A program with a progress bar: `progress_bar.py HOW`.
+
+`test_progress.py` runs it in a terminal of its own, or writes its output into a pipe.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Runs an examination in a process of its own and says what it found.
 
-Reads   what `programs/examined.py` prints.
+Reads   what `programs/examine.py` prints.
 Writes  nothing.
 Never   an examination in pytest's own process: its threads and descriptors are none of a user's.
 """
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PROGRAM = Path(__file__).parent / "programs" / "examined.py"
+PROGRAM = Path(__file__).parent / "programs" / "examine.py"
 DEADLINE_S = 110.0
 
 

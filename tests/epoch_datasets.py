@@ -13,10 +13,10 @@ from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from specimens import Kills, NoKills
+from loader_inputs import Kills, NoKills
 
 
-class Epochal(Dataset[tuple[int, int]]):
+class EpochAware(Dataset[tuple[int, int]]):
     """What it gives is worked out by `set_epoch`, which also draws a random number."""
 
     def __init__(self, size: int = 8, kills: Kills | None = None) -> None:
@@ -36,14 +36,14 @@ class Epochal(Dataset[tuple[int, int]]):
         return self.samples[index]
 
 
-class EpochalNoise(Epochal):
+class NoisyEpochAware(EpochAware):
     """With a random number beside each sample."""
 
     def __getitem__(self, index: int) -> Any:
         return (*super().__getitem__(index), random.random())
 
 
-class EpochalStream(IterableDataset[tuple[int, int]]):
+class EpochAwareStream(IterableDataset[tuple[int, int]]):
     def __init__(self, kills: Kills | None = None) -> None:
         self.epoch = 0
         self.kills = kills or NoKills()
@@ -59,13 +59,13 @@ class EpochalStream(IterableDataset[tuple[int, int]]):
             yield self.epoch, index
 
 
-class Twice(Dataset[Any]):
+class NestedDatasets(Dataset[Any]):
     """Holds others: in an attribute, in a list, and one that is no dataset."""
 
     def __init__(self) -> None:
-        self.one = Epochal()
-        self.others = [Epochal(), Epochal()]
-        self.transform = Stamp()
+        self.one = EpochAware()
+        self.others = [EpochAware(), EpochAware()]
+        self.transform = EpochAwareTransform()
 
     def __len__(self) -> int:
         return 8
@@ -74,7 +74,7 @@ class Twice(Dataset[Any]):
         return self.one[index][0], self.others[1][index][0], self.transform.epoch
 
 
-class Stamp:
+class EpochAwareTransform:
     epoch = 0
 
     def set_epoch(self, epoch: int) -> None:

@@ -1,6 +1,6 @@
 """One rank of a job: a loader with faults, and a collective for each batch. `tests/test_ranks.py` starts two.
 
-ranked.py RANK MEETING_FILE MODE
+rank_program.py RANK MEETING_FILE MODE
 """
 
 from __future__ import annotations

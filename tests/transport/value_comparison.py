@@ -1,4 +1,4 @@
-"""Says where two values differ, in more respects than `peer.differences`: strides, conjugation, quantizers, attributes.
+"""Say where two values differ, in more respects than `loader_comparison`: strides, conjugation, quantizers, attributes.
 
 Reads   two values.
 Writes  nothing.
@@ -14,22 +14,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from peer import differences
+from loader_comparison import differences
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
-def unlike(ours: Any, theirs: Any, *, strides: bool = True, at: str = "") -> list[str]:
+def value_differences(ours: Any, theirs: Any, *, strides: bool = True, at: str = "") -> list[str]:
     """Where they differ, in words; [] when they are the same, bit for bit."""
     if type(ours) is not type(theirs):
         return [f"{at}: {_kind(ours)}, not {_kind(theirs)}"]
     if isinstance(ours, torch.Tensor):
-        return _unlike_tensors(ours, theirs, strides, at)
+        return _tensor_differences(ours, theirs, strides, at)
     if isinstance(ours, np.ma.MaskedArray):
         pairs = [(getattr(ours, name), getattr(theirs, name)) for name in ("data", "mask", "fill_value")]
-        return [found for pair in pairs for found in unlike(*pair, strides=strides, at=at)]
+        return [found for pair in pairs for found in value_differences(*pair, strides=strides, at=at)]
     if isinstance(ours, np.ndarray) and ours.dtype.hasobject:
-        return unlike(ours.tolist(), theirs.tolist(), strides=strides, at=at)
+        return value_differences(ours.tolist(), theirs.tolist(), strides=strides, at=at)
     if isinstance(ours, np.ndarray) and not ours.size:
         return differences((ours.shape, ours.dtype), (theirs.shape, theirs.dtype), at)
     if isinstance(ours, torch.UntypedStorage):
@@ -37,18 +37,22 @@ def unlike(ours: Any, theirs: Any, *, strides: bool = True, at: str = "") -> lis
     if isinstance(ours, np.ndarray) and not strides:
         return differences(np.ascontiguousarray(ours), np.ascontiguousarray(theirs), at)
     if isinstance(ours, torch.nn.Module):
-        return unlike(ours.state_dict(), theirs.state_dict(), strides=strides, at=at)
+        return value_differences(ours.state_dict(), theirs.state_dict(), strides=strides, at=at)
     if isinstance(ours, Mapping):
-        found = differences(list(ours), list(theirs), f"{at} keys") + unlike_attributes(ours, theirs, at)
+        found = differences(list(ours), list(theirs), f"{at} keys") + attribute_differences(ours, theirs, at)
         return found or [
-            d for key in ours for d in unlike(ours[key], theirs[key], strides=strides, at=f"{at}[{key!r}]")
+            d for key in ours for d in value_differences(ours[key], theirs[key], strides=strides, at=f"{at}[{key!r}]")
         ]
     if dataclasses.is_dataclass(ours) and not isinstance(ours, type):
-        return unlike(vars(ours), vars(theirs), strides=strides, at=at)
+        return value_differences(vars(ours), vars(theirs), strides=strides, at=at)
     if isinstance(ours, Sequence) and not isinstance(ours, (str, bytes, bytearray)):
         if len(ours) != len(theirs):
             return [f"{at}: {len(ours)} items, not {len(theirs)}"]
-        return [d for i, pair in enumerate(zip(ours, theirs)) for d in unlike(*pair, strides=strides, at=f"{at}[{i}]")]
+        return [
+            d
+            for i, pair in enumerate(zip(ours, theirs))
+            for d in value_differences(*pair, strides=strides, at=f"{at}[{i}]")
+        ]
     return differences(ours, theirs, at)
 
 
@@ -57,7 +61,7 @@ def _kind(value: Any) -> str:
     return str(type(value)) if isinstance(value, torch.Tensor) else f"{type(value)} ({value!r:.300})"
 
 
-def unlike_attributes(ours: Any, theirs: Any, at: str) -> list[str]:
+def attribute_differences(ours: Any, theirs: Any, at: str) -> list[str]:
     names = ("batch_size", "default_factory", "maxlen")
     return [f"{at}.{name}" for name in names if getattr(ours, name, None) != getattr(theirs, name, None)]
 
@@ -65,14 +69,14 @@ def unlike_attributes(ours: Any, theirs: Any, at: str) -> list[str]:
 _FLAGS = ("dtype", "layout", "device", "requires_grad", "is_leaf", "is_quantized", "is_nested", "__dict__")
 
 
-def _unlike_tensors(ours: torch.Tensor, theirs: torch.Tensor, strides: bool, at: str) -> list[str]:
+def _tensor_differences(ours: torch.Tensor, theirs: torch.Tensor, strides: bool, at: str) -> list[str]:
     def flag(name: str) -> list[str]:
         one, other = getattr(ours, name), getattr(theirs, name)
         return [] if one == other else [f"{at}.{name}: {one}, not {other}"]
 
     def part(name: str) -> list[str]:
         one, other = getattr(ours, name)(), getattr(theirs, name)()
-        return unlike(one, other, strides=strides, at=f"{at}.{name}()")
+        return value_differences(one, other, strides=strides, at=f"{at}.{name}()")
 
     jagged = ours.layout is torch.jagged
     if found := [found for name in _FLAGS if not (jagged and name == "__dict__") for found in flag(name)]:

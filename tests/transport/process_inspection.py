@@ -11,8 +11,6 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,16 +41,6 @@ def mapped_cells(pid: int | str = "self") -> Mapped:
             inodes.add(int(inode))
             size += end - begin
     return Mapped(frozenset(inodes), size)
-
-
-def wait_until(condition: Callable[[], bool], deadline_s: float = 10.0) -> bool:
-    """Whether a condition came true before the deadline."""
-    give_up_at = time.monotonic() + deadline_s
-    while not condition():
-        if time.monotonic() > give_up_at:
-            return False
-        time.sleep(0.005)  # between two looks, with a deadline
-    return True
 
 
 def run_program(name: str, *arguments: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

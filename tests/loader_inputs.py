@@ -1,6 +1,6 @@
 """Datasets, samplers and collate functions that loaders are compared on. Under spawn, workers import them from here.
 
-Reads   the worker's generators; marker files, where a specimen is to kill its worker.
+Reads   the worker's generators; marker files, where a dataset is to kill its worker.
 Writes  marker files, each before the kill that it counts.
 Never   pytest: importing this is part of every worker's start.
 """
@@ -92,7 +92,7 @@ class NoisyMany(Noisy):
         return [self[i] for i in indices]
 
 
-class Handed(Dataset):
+class EchoesIndex(Dataset):
     """Answers with what it was asked: the very index, its type and its repr."""
 
     def __init__(self, size: int = 12) -> None:
@@ -105,12 +105,12 @@ class Handed(Dataset):
         return index, type(index).__name__, repr(index)
 
 
-class HandedMany(Handed):
+class EchoesIndices(EchoesIndex):
     def __getitems__(self, indices: Any) -> list[Any]:
         return [(type(indices).__name__, self[i]) for i in indices]
 
 
-class Given(Dataset):
+class ReadySamples(Dataset):
     """Made of ready samples."""
 
     def __init__(self, *samples: Any) -> None:
@@ -123,7 +123,7 @@ class Given(Dataset):
         return self.samples[index]
 
 
-class Marked(Dataset):
+class ShowsMark(Dataset):
     """worker_init_fn writes into it; its samples show what was written."""
 
     def __init__(self) -> None:
@@ -468,7 +468,7 @@ class KillsWhenPickled:
         return KillsWhenPickled, (NoKills(), self.index)
 
 
-class Sendable(Noisy):
+class KillsWhenSent(Noisy):
     """Each sample brings something whose pickling may kill."""
 
     def __getitem__(self, index: int) -> Any:
@@ -588,7 +588,7 @@ STACKABLE = (
 )
 
 
-class Shelf(Dataset):
+class AllValues(Dataset):
     """All of `values()`, by name."""
 
     def __init__(self) -> None:
@@ -695,7 +695,7 @@ class DeadlyNoise:
         return noise
 
 
-class MarkedNoisy(Marked):
+class NoisyShowsMark(ShowsMark):
     """worker_init_fn writes into it, and it kills."""
 
     def __init__(self, kills: Kills) -> None:
@@ -742,7 +742,7 @@ class Gated(Dataset):
         return index, torch.rand(2)
 
 
-class ShelfWithErrors(Shelf):
+class AllValuesWithErrors(AllValues):
     """Values of every kind by number, and an error after each."""
 
     def __len__(self) -> int:

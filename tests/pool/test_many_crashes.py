@@ -16,7 +16,7 @@ import pytest
 from outlive import Pool, TaskCrashedError, TaskTimeoutError
 from outlive.incident import IncidentKind
 from outlive.verdicts import Name
-from pool import mischief
+from pool import task_faults
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
 
@@ -30,7 +30,7 @@ WAYS = {
     "abort": Name.ABORTED,
     "os-exit": Name.EXITED,
     "stack-overflow": Name.STACK_OVERFLOW,
-    "hoard": Name.MEMORY_LIMIT,
+    "exhaust_memory": Name.MEMORY_LIMIT,
     "sleep": Name.SLEEPING,
 }
 # Anywhere, so that some are each other's neighbours in a chunk; the same in every run.
@@ -59,7 +59,7 @@ def test_a_bag_with_killers_is_mapped_to_its_end():
     """Under the defaults: each killer is tried twice, in chunks with others; the others come once, in order."""
     ways = [KILLERS.get(n) for n in range(SIZE)]
     with fill("fork") as pool:
-        results = list(pool.map(mischief.square_or_die, range(SIZE), ways, faults="skip"))
+        results = list(pool.map(task_faults.square_or_die, range(SIZE), ways, faults="skip"))
 
     assert {f.args[0]: str(f.error) for f in pool.failures if f.args[0] not in KILLERS} == {}
     assert results == HEALTHY
@@ -70,7 +70,7 @@ def test_a_bag_with_killers_is_mapped_to_its_end():
 def test_a_bag_with_killers_is_submitted_and_no_task_is_begun_twice():
     """100 deaths, 100 incidents."""
     with fill("spawn", retries=0) as pool:
-        futures = [pool.submit(mischief.square_or_die, n, KILLERS.get(n)) for n in range(SIZE)]
+        futures = [pool.submit(task_faults.square_or_die, n, KILLERS.get(n)) for n in range(SIZE)]
         outcomes = {n: future.exception() for n, future in enumerate(futures)}
 
     assert {n: str(error) for n, error in outcomes.items() if error is not None and n not in KILLERS} == {}

@@ -21,16 +21,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from faults.table import FAULTS, Plant
+from faults.table import FAULTS, PlantedFault
 from outlive._system.channel import Bytes, Channel
 from outlive._system.portable_channel import PortableChannel
-from pool import deeds
+from pool import task_functions
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 LARGE = 48 << 20  # more than a socket holds, and than is written in an instant
 
 
-def hoard() -> None:
+def exhaust_memory() -> None:
     """Take memory until it is refused."""
     held = []
     while True:
@@ -122,7 +122,7 @@ def spin_in_thread_with_gil() -> None:
 
 
 OWN: dict[str, Callable[[], Any]] = {
-    "hoard": hoard,
+    "exhaust_memory": exhaust_memory,
     "recursion": recurse_in_python,
     "exit-0": exit_with_zero,
     "keyboard-interrupt": interrupt,
@@ -135,21 +135,21 @@ OWN: dict[str, Callable[[], Any]] = {
     "dies-when-pickled": DiesWhenPickled,
     "dies-while-sent": die_while_sent,
     "gil-thread": spin_in_thread_with_gil,
-    "unpicklable-result": deeds.Unpicklable,
-    "unreadable-result": deeds.Unreadable,
+    "unpicklable-result": task_functions.Unpicklable,
+    "unreadable-result": task_functions.Unreadable,
 }
 
 
-def do(way: str) -> Any:
-    return OWN[way]() if way in OWN else Plant(way)()
+def misbehave(way: str) -> Any:
+    return OWN[way]() if way in OWN else PlantedFault(way)()
 
 
-def note_and_do(folder: str, number: int, way: str) -> Any:
-    deeds.note(folder, number)
-    return do(way)
+def note_and_misbehave(folder: str, number: int, way: str) -> Any:
+    task_functions.note(folder, number)
+    return misbehave(way)
 
 
 def square_or_die(number: int, way: str | None) -> int:
     if way is not None:
-        do(way)
+        misbehave(way)
     return number * number

@@ -48,7 +48,7 @@ def longs(values: Any) -> Any:
     return np.asarray(values, np.int64)
 
 
-class Hops:
+class HopSampler:
     """Brute force: some of the edges into each node that the hop before met; drawn by the seed it is told."""
 
     fanouts = (4, 3)
@@ -80,7 +80,7 @@ class Hops:
         return Sampled({"": longs(nodes)}, {"": tuple(met)}, {ONLY: found})
 
 
-class Custom(Hops):
+class UserSampler(HopSampler):
     """As users write them: `sample(graph, seeds)`, and draws from whatever generators there are."""
 
     def sample(self, graph: Any, seeds: Any) -> Sampled:  # type: ignore[override]
@@ -114,7 +114,7 @@ def deadlock() -> None:
     lock.acquire()
 
 
-class Faulty(Custom):
+class Faulty(UserSampler):
     """Does to its process what is planned for a seed; with a mark, once."""
 
     def __init__(self, faults: dict[int, Any], mark: Path | None = None) -> None:
@@ -137,7 +137,7 @@ class Faulty(Custom):
         return struck
 
 
-class Subgraphs(Dataset[Any]):
+class SubgraphDataset(Dataset[Any]):
     """As people write them for DGL: a plain dataset, whose `__getitem__` takes a piece of the graph."""
 
     def __init__(self, graph: SharedGraph, faults: dict[int, Any]) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from faults.carriers import BATCH, SIZE, WORKERS, Garden, Samples, Stream, make_loader
-from faults.table import FAULTS, TORN, Fault, Moment, Plant, Spot, call_os_exit, kill_self
+from faults.faulty_datasets import BATCH, SIZE, WORKERS, FaultPlacement, Samples, Stream, make_loader
+from faults.table import FAULTS, TORN, Fault, FaultSite, Moment, PlantedFault, call_os_exit, kill_self
 from outlive import FaultPolicy, Incident, IncidentKind
 from outlive._forensics.ledger import StreamIndex
 from outlive.incident import Stage
@@ -45,75 +45,75 @@ STAGES = {
 # ---------------------------------------------------------------- rows
 
 
-def rows(spots: Iterable[Spot], *conditions: Callable[[Fault, Spot], bool]) -> Any:
-    """Every fault at each of these spots that meets the conditions, as parameters (fault, spot)."""
+def rows(sites: Iterable[FaultSite], *conditions: Callable[[Fault, FaultSite], bool]) -> Any:
+    """Every fault at each of these sites that meets the conditions, as parameters (fault, site)."""
     found = [
-        pytest.param(fault, spot, id=f"{name}-{spot}")
-        for spot in spots
+        pytest.param(fault, site, id=f"{name}-{site}")
+        for site in sites
         for name, fault in FAULTS.items()
-        if spot.moment not in fault.spares and all(condition(fault, spot) for condition in conditions)
+        if site.moment not in fault.spares and all(condition(fault, site) for condition in conditions)
     ]
-    return pytest.mark.parametrize(("fault", "spot"), found)
+    return pytest.mark.parametrize(("fault", "site"), found)
 
 
-def in_reach(fault: Fault, spot: Spot) -> bool:
+def is_reachable(fault: Fault, site: FaultSite) -> bool:
     """Whether a plain stream gets past it: nobody can step over a sample that kills inside __next__ without skip(n)."""
-    return not (fault.kills and spot.moment is Moment.NEXT)
+    return not (fault.kills and site.moment is Moment.NEXT)
 
 
-def affordable(fault: Fault, spot: Spot) -> bool:
+def is_cheap(fault: Fault, site: FaultSite) -> bool:
     """Whether a row costs little: each search among the samples of a batch takes deaths. Under "skip" all are done."""
-    return spot.in_sample or not fault.kills or fault.fire in (kill_self, call_os_exit)
+    return site.in_sample or not fault.kills or fault.fire in (kill_self, call_os_exit)
 
 
-def loader_with(fault: Fault, spot: Spot, on_error: Any, *, marker: Any = None, **settings: Any) -> Any:
-    """The loader of a row: one plant at the bad sample, or in the bad slot's worker_init_fn."""
-    plant = Plant(fault.name, None if marker is None else str(marker))
-    garden = Garden.at(spot.moment, {BAD_SLOT if spot.moment is Moment.INIT else BAD: plant})
-    dataset = Stream(SIZE, garden) if spot.stream else None
-    return make_loader(garden, policy_for(fault, spot, on_error, **settings), dataset=dataset)
+def loader_with(fault: Fault, site: FaultSite, on_error: Any, *, marker: Any = None, **settings: Any) -> Any:
+    """The loader of a row: one planted fault at the bad sample, or in the bad slot's worker_init_fn."""
+    planted = PlantedFault(fault.name, None if marker is None else str(marker))
+    placement = FaultPlacement.at(site.moment, {BAD_SLOT if site.moment is Moment.INIT else BAD: planted})
+    dataset = Stream(SIZE, placement) if site.stream else None
+    return make_loader(placement, policy_for(fault, site, on_error, **settings), dataset=dataset)
 
 
-def policy_for(fault: Fault, spot: Spot, on_error: Any, **settings: Any) -> FaultPolicy:
+def policy_for(fault: Fault, site: FaultSite, on_error: Any, **settings: Any) -> FaultPolicy:
     """Limits under which a hang shows quickly and nothing healthy can be taken for one."""
     watch: dict[str, Any] = {}
     if fault.hangs:
-        watch["hang_floor_s"] = INIT_FLOOR_S if spot.moment is Moment.INIT else HANG_FLOOR_S
-        if fault.needs_timeout and spot.moment is not Moment.INIT:
-            watch["sample_timeout"] = _timeout_s(spot)
+        watch["hang_floor_s"] = INIT_FLOOR_S if site.moment is Moment.INIT else HANG_FLOOR_S
+        if fault.needs_timeout and site.moment is not Moment.INIT:
+            watch["sample_timeout"] = _timeout_s(site)
     return FaultPolicy(on_error=on_error, **{"backoff_s": 0.01, "max_bad": None, **watch, **settings})
 
 
-def _timeout_s(spot: Spot) -> float:
-    return SHARED_TIMEOUT_S if spot.moment in (Moment.GETITEMS, Moment.COLLATE) else SAMPLE_TIMEOUT_S
+def _timeout_s(site: FaultSite) -> float:
+    return SHARED_TIMEOUT_S if site.moment in (Moment.GETITEMS, Moment.COLLATE) else SAMPLE_TIMEOUT_S
 
 
-def name_of_bad(spot: Spot) -> Any:
+def name_of_bad(site: FaultSite) -> Any:
     """How loader.quarantine names the bad sample."""
-    return BAD_OF_STREAM if spot.stream else BAD
+    return BAD_OF_STREAM if site.stream else BAD
 
 
-def kind_of(spot: Spot) -> type:
-    return Stream if spot.stream else Samples
+def kind_of(site: FaultSite) -> type:
+    return Stream if site.stream else Samples
 
 
-def all_batches(spot: Spot, size: int = SIZE) -> list[list[int]]:
+def all_batches(site: FaultSite, size: int = SIZE) -> list[list[int]]:
     """The batches, by index, of an undisturbed run."""
-    if not spot.stream:
+    if not site.stream:
         return [list(range(at, at + BATCH)) for at in range(0, size, BATCH)]
     shards = [list(range(slot, size, WORKERS)) for slot in range(WORKERS)]
     return [shard[at : at + BATCH] for at in range(0, len(shards[0]), BATCH) for shard in shards]
 
 
-def without_bad(spot: Spot) -> list[list[int]]:
+def without_bad(site: FaultSite) -> list[list[int]]:
     """The batches, by index, that are delivered when the bad sample is left out."""
-    return [[index for index in batch if index != BAD] for batch in all_batches(spot)]
+    return [[index for index in batch if index != BAD] for batch in all_batches(site)]
 
 
 # ---------------------------------------------------------------- callables
 
 
-class Rule:
+class ScriptedDecider:
     """A fault callable that gives its answers in turn, the last one for ever, and keeps what it was asked."""
 
     def __init__(self, *answers: str) -> None:
@@ -130,30 +130,30 @@ class Rule:
 # ---------------------------------------------------------------- incidents
 
 
-def happened(loader: Any) -> list[Incident]:
+def real_incidents(loader: Any) -> list[Incident]:
     """The loader's incidents, less mere suspicions: on a loaded machine a healthy worker may be suspected."""
     return [incident for incident in loader.incidents if incident.kind is not IncidentKind.SUSPECTED_HANG]
 
 
-def assert_explains(incident: Incident, fault: Fault, spot: Spot) -> None:
+def assert_explains(incident: Incident, fault: Fault, site: FaultSite) -> None:
     """That the incident says what happened, to whom, when and where."""
     assert incident.slot == BAD_SLOT
     assert incident.pid > 0
-    assert incident.in_hand.stage is stage_of(fault, spot)
-    if spot.moment is not Moment.INIT:
+    assert incident.in_hand.stage is stage_of(fault, site)
+    if site.moment is not Moment.INIT:
         assert incident.batch == BAD_BATCH
-        assert name_of_bad(spot) in incident.indices
-    assert_cause(incident, fault, spot)
+        assert name_of_bad(site) in incident.indices
+    assert_cause(incident, fault, site)
 
 
-def stage_of(fault: Fault, spot: Spot) -> Stage:
+def stage_of(fault: Fault, site: FaultSite) -> Stage:
     """A result that cannot be pickled shows when it is sent, wherever it was made."""
-    return Stage.SENDING if Moment.INIT in fault.spares else STAGES[spot.moment]
+    return Stage.SENDING if Moment.INIT in fault.spares else STAGES[site.moment]
 
 
-def assert_cause(incident: Incident, fault: Fault, spot: Spot, least_s: float | None = None) -> None:
+def assert_cause(incident: Incident, fault: Fault, site: FaultSite, least_s: float | None = None) -> None:
     """That the incident has the signal, code, exception, stack and time of this fault."""
-    start = spot.moment is Moment.INIT
+    start = site.moment is Moment.INIT
     if not fault.kills:
         assert incident.kind is (IncidentKind.START if start else IncidentKind.EXCEPTION)
         assert incident.failure is not None
@@ -167,7 +167,7 @@ def assert_cause(incident: Incident, fault: Fault, spot: Spot, least_s: float | 
     assert incident.hung is fault.hangs
     if fault.hangs:
         assert incident.kind is (IncidentKind.START if start else IncidentKind.HANG)
-        assert incident.seconds_in_hand >= (least_seconds(fault, spot) if least_s is None else least_s)
+        assert incident.seconds_in_hand >= (least_seconds(fault, site) if least_s is None else least_s)
     else:
         assert incident.kind is (IncidentKind.START if start else IncidentKind.CRASH)
         assert (incident.exit.signal, incident.exit.code) == (fault.signal, fault.code)
@@ -175,8 +175,8 @@ def assert_cause(incident: Incident, fault: Fault, spot: Spot, least_s: float | 
         assert fault.fire.__name__ in incident.stack
 
 
-def least_seconds(fault: Fault, spot: Spot) -> float:
+def least_seconds(fault: Fault, site: FaultSite) -> float:
     """How long a hang lasts at least before anything is done about it."""
-    if spot.moment is Moment.INIT:
+    if site.moment is Moment.INIT:
         return INIT_FLOOR_S * (10 if fault.needs_timeout else 1)
-    return _timeout_s(spot) if fault.needs_timeout else HANG_FLOOR_S
+    return _timeout_s(site) if fault.needs_timeout else HANG_FLOOR_S

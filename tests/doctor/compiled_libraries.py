@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 from faults.crashes import X86
-from forensics.illegal import bytes_of
+from forensics.illegal_instructions import bytes_of
 
 WIDEST = "62f17c4858c0"  # vaddps zmm0,zmm0,zmm0: AVX-512
 WIDE = "c5fc58c0"  # vaddps ymm0,ymm0,ymm0: AVX

@@ -41,7 +41,7 @@ def await_signal(folder: Path, name: str, pid: int | None = None) -> None:
     raise TimeoutError("nobody killed me")
 
 
-class Killer(threading.Thread):
+class SignalSender(threading.Thread):
     """Sends each worker that waits in a folder the signal that it names: from this process, whose pid is known."""
 
     def __init__(self, folder: Path) -> None:
@@ -56,7 +56,7 @@ class Killer(threading.Thread):
                 path.rename(path.with_suffix(".sent"))
                 os.kill(pid, signal.Signals[path.stem])
 
-    def __enter__(self) -> Killer:
+    def __enter__(self) -> SignalSender:
         self.start()
         return self
 
@@ -241,14 +241,14 @@ def return_generator(folder: Path) -> Any:
     return {"image": torch.zeros(2), "boxes": (n for n in range(3))}
 
 
-class Holder:
+class HasLock:
     def __init__(self) -> None:
         self.plain = 1
         self.file = threading.Lock()
 
 
 def return_object_with_lock(folder: Path) -> Any:
-    return (torch.zeros(2), Holder())
+    return (torch.zeros(2), HasLock())
 
 
 class Unreadable:
@@ -275,7 +275,7 @@ ERRORS: dict[str, Callable[[Path], Any]] = {
 # ---------------------------------------------------------------- datasets
 
 
-class Ending(Dataset[Any]):
+class ExitingDataset(Dataset[Any]):
     """Healthy samples at even places, and between them one for each of these."""
 
     def __init__(self, names: list[str], folder: Path) -> None:
