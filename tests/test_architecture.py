@@ -129,7 +129,7 @@ def untidy_modules(root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("check", [wrong_imports, impurities, untidy_modules])
-def test_the_house_is_in_order(check):
+def test_the_source_follows_the_rules(check):
     """DESIGN section 4, line by line."""
     assert check(HOUSE) == []
 

@@ -167,7 +167,7 @@ def test_there_is_no_state_before_the_first_batch(sides):
 
 
 @pytest.mark.parametrize("batch", [0, -1, 1])
-def test_a_record_that_nobody_wrote_holds_no_random_state(batch):
+def test_a_record_never_written_holds_no_random_state(batch):
     """A worker that died before its first word: the zeros of fresh memory are not a state after batch 0."""
     fd = memory.create(blackbox.SIZE)
     box = BlackBox(memory.attach(fd))
@@ -333,7 +333,7 @@ def test_stacks_are_written_when_they_are_asked_for():
     assert os.waitstatus_to_exitcode(status) == 7
 
 
-def test_asking_the_dead_for_their_stacks_is_no_error():
+def test_requesting_stacks_of_a_dead_process_is_no_error():
     """They may have died a moment ago."""
     pid = os.fork()
     if pid == 0:

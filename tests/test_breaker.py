@@ -127,7 +127,7 @@ def test_every_third_prober_makes_room_for_a_fresh_worker():
     assert answers(it.probed(probe(1, works=True), 1.0)) == [(1, AGAIN)]
 
 
-def test_nobody_leaves_where_the_trainer_itself_probes():
+def test_no_worker_leaves_where_the_trainer_itself_probes():
     """num_workers=0: it goes on by itself."""
     it = breaker(breaker_patience=None)
     it.replaceable = False
@@ -136,7 +136,7 @@ def test_nobody_leaves_where_the_trainer_itself_probes():
     assert [answers(it.probed(probe(0), 0.0)) for _ in range(7)] == [[(0, PROBE)]] * 7
 
 
-def test_everybody_tries_again_when_a_probe_succeeds():
+def test_all_workers_try_again_when_a_probe_succeeds():
     """They are told which sample works, so that they can see for themselves what their own failures are."""
     it = breaker()
     for slot in range(3):
@@ -198,7 +198,7 @@ def test_the_next_one_probes_when_the_prober_dies():
     assert answers(it.probed(probe(2, works=True), 1.0)) == [(2, AGAIN)]
 
 
-def test_it_can_close_though_all_who_waited_have_died():
+def test_it_can_close_when_all_waiting_workers_have_died():
     """Their successors find the source well, or doubt in turn."""
     it = breaker()
     it.doubted(doubt(0), 0.0)
@@ -249,7 +249,7 @@ def test_it_probes_once_more_when_the_trainer_was_away_longer_than_the_patience(
     steps=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.booleans()), max_size=60),
     patience=st.sampled_from([None, 0.0, 3.0]),
 )
-def test_nobody_waits_for_ever_whatever_happens(steps, patience):
+def test_no_worker_waits_for_ever(steps, patience):
     """As long as somebody doubts, exactly one probes; whoever is dismissed has doubted; it is given up once at most."""
     it = breaker(breaker_patience=patience)
     waiting: set[int] = set()

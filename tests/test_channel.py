@@ -296,7 +296,7 @@ def test_what_was_sent_before_a_death_is_read_before_the_end_is_seen():
     assert receiver.closed
 
 
-def test_sending_to_the_dead_is_no_error_and_what_they_sent_can_still_be_read():
+def test_sending_to_a_dead_process_is_no_error_and_its_messages_can_still_be_read():
     """Whoever waits for them learns of it elsewhere."""
     with connected() as (ours, theirs):
         theirs.send(1, 5, 0, [b"last words"])
@@ -312,7 +312,7 @@ def test_sending_to_the_dead_is_no_error_and_what_they_sent_can_still_be_read():
         assert ours.closed
 
 
-def test_what_waits_for_the_dead_is_thrown_away():
+def test_messages_for_a_dead_process_are_dropped():
     """The outbox does not grow for ever."""
     with connected() as (ours, theirs):
         for _ in range(40):
@@ -468,7 +468,7 @@ def test_what_waited_in_the_outbox_wakes_the_reader():
     assert [frame.seq for frame in frames] == list(range(count))
 
 
-def test_a_quiet_message_wakes_nobody_and_comes_with_the_next():
+def test_a_quiet_message_wakes_no_reader_and_comes_with_the_next():
     """What can wait must not cost a wake-up."""
     with with_bell() as (waiting, ringing), reader_of(waiting) as (frames, thread):
         wait_until(lambda: is_asleep(thread))

@@ -127,7 +127,7 @@ def test_it_grows_back_one_by_one_when_there_is_room_and_later_each_time():
     assert len(of(r.StartWorker, machine.handle(AMPLE, 12 * HOLD_S))) == 1
 
 
-def test_tasks_bound_to_no_slot_go_to_whoever_has_time():
+def test_tasks_bound_to_no_slot_go_to_idle_workers():
     machine = begun(2)
     actions = [a for seq in range(5) for a in machine.handle(r.TaskSubmitted(seq, -1, 1), 0.0)]
     assert [(a.slot, a.seq) for a in of(r.SendTask, actions)] == [(0, 0), (1, 1), (0, 2), (1, 3)]
@@ -149,7 +149,7 @@ def test_what_a_smaller_fleet_has_left_over_others_do():
     assert [a.seq for a in of(r.SendTask, actions)] == [3]
 
 
-def test_as_many_as_are_wanted():
+def test_the_wanted_number_of_workers_is_kept():
     machine = begun(3)
 
     actions = machine.handle(r.SizeWanted(1), 0.0)

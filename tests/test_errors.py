@@ -85,7 +85,7 @@ def test_an_exit_code_is_told():
     assert Exit(code=3).signal_name is None
 
 
-def test_an_end_that_nobody_saw_is_told_as_such():
+def test_an_unobserved_end_is_reported_as_unknown():
     """The zygote was killed, and took the status with it."""
     assert Exit().words == "disappeared together with the process that started it"
     assert Exit().explanation == "its zygote was killed"
@@ -226,7 +226,7 @@ def test_an_incident_becomes_plain_values():
     assert (fields["exception"], fields["signal"], fields["stage"]) == ("ValueError", "SIGSEGV", "fetching")
 
 
-def test_an_incident_has_fields_so_that_nobody_parses_text():
+def test_an_incident_has_fields_instead_of_text_to_parse():
     """error.incident.signal, and the like."""
     assert incident().signal == signal.SIGSEGV
     assert incident(exit=None).signal is None

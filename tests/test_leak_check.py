@@ -167,7 +167,7 @@ def test_shared_memory_of_a_stranger_is_let_pass(before):
     assert answer.stdout.strip() == str({segment.name})
 
 
-def test_what_goes_within_the_deadline_is_let_pass(before):
+def test_a_leak_that_ends_within_the_deadline_passes(before):
     """A process on its way out is no leak."""
     popen = _sleeper()
     threading.Timer(0.1, popen.stdin.close).start()

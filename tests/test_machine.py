@@ -175,7 +175,7 @@ def test_what_did_not_arrive_is_sent_to_the_next_incarnation_in_the_same_order()
 
 
 @pytest.mark.parametrize("stage", [Stage.IDLE, Stage.WAITING, Stage.LEAVING, Stage.DELIVERING])
-def test_nobody_is_blamed_for_a_death_with_nothing_in_hand(stage):
+def test_no_sample_is_blamed_for_a_death_with_nothing_in_hand(stage):
     """However often it happens, no sample is condemned for it."""
     machine = begun(retries=0, on_error="skip")
     submit(machine, 0)
@@ -198,7 +198,7 @@ def test_a_batch_that_no_worker_can_hand_over_does_not_go_round_for_ever():
     assert told == [*["replaced"] * 5, "searched by halving"]
 
 
-def test_a_worker_has_only_so_many_tasks_waiting_and_gets_the_next_as_it_finishes():
+def test_a_worker_has_a_bounded_queue_and_gets_the_next_task_as_it_finishes():
     """The rest waits in the machine, in order."""
     machine = begun()
 
@@ -221,7 +221,7 @@ def test_the_batch_that_is_next_is_blamed_when_the_black_box_cannot_be_read():
     assert [(q.seq, q.incident.batch) for q in of(r.PutInQuarantine, actions)] == [(0, 0)]
 
 
-def test_nobody_is_blamed_when_the_zygote_took_its_workers_along():
+def test_no_sample_is_blamed_when_workers_die_with_their_zygote():
     """blameless: the worker died of another process's death, whatever it was doing."""
     machine = begun(retries=0, on_error="skip")
     submit(machine, 0)
@@ -232,7 +232,7 @@ def test_nobody_is_blamed_when_the_zygote_took_its_workers_along():
     assert sent(actions) == [(2, 0, r.WHOLE)]
 
 
-def test_nobody_is_blamed_for_a_death_with_a_batch_in_hand_that_had_arrived():
+def test_no_sample_is_blamed_for_a_death_after_its_batch_arrived():
     """The black box still names it, but it is done."""
     machine = begun(retries=0, on_error="skip")
     submit(machine, 0, 1)
@@ -1039,7 +1039,7 @@ def test_pauses_of_different_samples_differ():
 # ---------------------------------------------------------------- recycling
 
 
-def test_a_recycled_workers_place_is_taken_and_nobody_is_blamed():
+def test_a_recycled_worker_is_replaced_without_blame():
     """It left between two batches: what it had not done goes to the next, in order."""
     machine = begun(retries=0)
     submit(machine, 0, 1, 2)

@@ -46,11 +46,11 @@ def test_a_worker_that_waits_for_something_else_is_back_at_once():
     assert set(policies(SchedulingPolicies(waits=True))) == {os.SCHED_OTHER}
 
 
-def test_what_somebody_has_chosen_stays():
+def test_a_policy_of_the_user_stays():
     assert set(policies(SchedulingPolicies(waits=False, chosen=os.SCHED_IDLE))) == {os.SCHED_IDLE}
 
 
-def test_manners_change_with_what_a_worker_does():
+def test_scheduling_changes_with_what_a_worker_does():
     """In this process: its policy is put back."""
     before = os.sched_getscheduler(0)
     if before != os.SCHED_OTHER:

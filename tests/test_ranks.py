@@ -128,7 +128,7 @@ def test_a_collective_that_fails_for_a_lost_rank_names_it(tmp_path: Path, mode: 
     assert f"outlive: {words}" in well.err or f"RankFailedError: {words}" in well.err, (well.err[-3000:], lost)
 
 
-def test_a_rank_that_is_done_alarms_nobody(tmp_path: Path) -> None:
+def test_a_rank_that_is_done_alarms_no_other_rank(tmp_path: Path) -> None:
     well, faulty = job(tmp_path, "done")
 
     assert (well.status, faulty.status) == (0, 0), well.err[-3000:]
@@ -164,7 +164,7 @@ def bonds() -> Iterator[list[Bond]]:
 
 
 @pytest.mark.parametrize("who", [0, 1, 2])
-def test_whoever_fails_is_heard_by_all_others(bonds: list[Bond], who: int) -> None:
+def test_a_failure_of_any_rank_reaches_all_others(bonds: list[Bond], who: int) -> None:
     bonds[who].tell(GAVE_UP, "why")
 
     for other in (bond for bond in bonds if bond.rank != who):
@@ -172,7 +172,7 @@ def test_whoever_fails_is_heard_by_all_others(bonds: list[Bond], who: int) -> No
     assert bonds[who].fallen is None
 
 
-def test_one_that_comes_late_hears_what_was_said_before(bonds: list[Bond]) -> None:
+def test_a_late_rank_receives_earlier_messages(bonds: list[Bond]) -> None:
     bonds[1].tell(GAVE_UP, "why")
     assert bonds[0].await_fallen(10.0) is not None
     meeting = Rendezvous()
@@ -185,7 +185,7 @@ def test_one_that_comes_late_hears_what_was_said_before(bonds: list[Bond]) -> No
     late.close()
 
 
-def test_who_leaves_with_a_word_is_not_missed_and_who_leaves_without_is(bonds: list[Bond]) -> None:
+def test_a_rank_is_missed_only_when_it_leaves_without_goodbye(bonds: list[Bond]) -> None:
     bonds[2].close()
     assert wait_until(lambda: len(bonds[0]._links) == 1)
     assert bonds[0].fallen is None
@@ -199,7 +199,7 @@ def test_who_leaves_with_a_word_is_not_missed_and_who_leaves_without_is(bonds: l
 @pytest.mark.parametrize(
     "line", [b'{"token": "wrong", "rank": 7}\n', b"GET / HTTP/1.1\r\n\r\n", b"\xff\n", b"x" * 200_000]
 )
-def test_a_stranger_is_shown_out_and_moves_nobody(bonds: list[Bond], line: bytes) -> None:
+def test_a_foreign_connection_is_rejected_and_has_no_effect(bonds: list[Bond], line: bytes) -> None:
     """Whoever finds the port."""
     assert bonds[0]._listener is not None
     with socket.create_connection(bonds[0]._listener.getsockname()) as stranger:

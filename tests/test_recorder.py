@@ -536,7 +536,7 @@ def test_threads_are_as_they_were_when_a_second_stack_is_added(box):
 
 
 @needs_recorder
-def test_nobody_could_record_when_there_was_no_recorder(box):
+def test_a_crash_cannot_be_recorded_when_there_was_no_recorder(box):
     """Then a death without a record says nothing."""
     assert not crash.could_record(box.box)
 
@@ -562,7 +562,7 @@ def test_the_c_librarys_message_is_recorded(box, heard, capfd):
 
 
 @needs_recorder
-def test_there_is_no_message_when_nobody_said_anything(box):
+def test_there_is_no_message_when_nothing_was_printed(box):
     """abort() alone is silent."""
     assert box.dies(os.abort) == -signal.SIGABRT
     assert box.record is not None
@@ -789,7 +789,7 @@ def test_python_still_calls_it_the_default(box):
 
 
 @needs_recorder
-def test_who_waits_for_a_signal_gets_it(box):
+def test_a_process_that_waits_for_a_signal_gets_it(box):
     """sigwait takes a blocked signal before any handler is asked."""
 
     def act() -> None:

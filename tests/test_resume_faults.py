@@ -301,7 +301,7 @@ def test_a_state_loads_with_weights_only(tmp_path):
 # ---------------------------------------------------------------- the position file
 
 
-def test_a_position_is_written_every_so_many_batches(tmp_path):
+def test_a_position_is_written_every_n_batches(tmp_path):
     """The newest, the one before it, and the end of an epoch: whichever a checkpoint belongs to is there."""
     path = tmp_path / "position"
     arguments: dict[str, Any] = {"dataset": s.Noisy(14), "batch_size": 2, "num_workers": 2}

@@ -58,7 +58,7 @@ def test_the_size_found_is_nearly_the_best(cpus, share, step):
     assert fleet.speed(found) >= 0.9 * fleet.best(sizing.most)
 
 
-def test_nobody_is_kept_who_is_not_needed():
+def test_unneeded_workers_are_not_kept():
     """The consumer takes as long as one worker does."""
     assert SimulatedWorkers(cpus=8, step_s=0.12).run(Sizing(16, 8), 100.0) <= 2
 
@@ -81,7 +81,7 @@ def test_no_judgement_while_workers_are_on_the_way():
     assert any(sizing.delivered(n, 0.9, 0, 2) == 4 for n in range(100, 200))
 
 
-def test_it_makes_do_with_what_memory_bears():
+def test_a_size_limited_by_memory_stays():
     sizing = Sizing(16, 8)
     sizing.settle_for(3)
 

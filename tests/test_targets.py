@@ -161,7 +161,7 @@ def test_json_is_all_there_is_on_standard_output(tmp_path, words, answer, said):
 
 
 @pytest.mark.parametrize("verb", ["check", "bench", "doctor"])
-def test_whoever_interrupts_a_verb_while_it_imports_is_told_so_in_a_word(tmp_path, verb):
+def test_an_interrupt_during_the_import_of_a_verb_prints_one_word(tmp_path, verb):
     """Not by a traceback, and not by a status that says that something was found."""
     (tmp_path / "slow_data.py").write_text("import threading\nprint('ready', flush=True)\nthreading.Event().wait(60)\n")
     path = os.pathsep.join(entry for entry in sys.path if entry)

@@ -55,7 +55,7 @@ def lambda_free(sample: Any) -> Any:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("count", [1, 3])
-def test_every_library_gets_so_many_threads(method, count):
+def test_every_library_gets_the_given_number_of_threads(method, count):
     """Those that are loaded, and those that will be."""
     by_torch, by_openblas, by_environment = told_by(method, worker_threads=count)
 

@@ -110,7 +110,7 @@ def test_a_buffer_of_any_size_comes_back(link, size, kind):
     assert np.asarray(back).tobytes() == data.tobytes()
 
 
-def test_what_arrives_can_be_written_to_and_nobody_else_sees_it(link):
+def test_a_received_value_can_be_written_to_without_side_effects(link):
     """A batch is the consumer's own."""
     one = link.carry([torch.zeros(10), torch.zeros(100_000), np.zeros(100_000), np.zeros(3)])
     two = link.carry([torch.zeros(10), torch.zeros(100_000), np.zeros(100_000), np.zeros(3)])
@@ -340,7 +340,7 @@ def test_a_batch_of_many_tensors_frees_its_cell_with_the_last_of_them(link):
     assert link.cells_made == made
 
 
-def test_a_result_that_nobody_wants_frees_its_cells_at_once(link):
+def test_a_discarded_result_frees_its_cells_at_once(link):
     """A broken-off epoch."""
     for _ in range(20):
         parcel, _ = link.send(torch.zeros(50_000))
@@ -403,7 +403,7 @@ def test_room_that_was_collated_into_is_not_copied_again(link, floats):
 
 
 @pytest.mark.parametrize("floats", [100, 30_000])
-def test_room_that_somebody_in_the_worker_keeps_is_left_to_him(link, floats):
+def test_memory_that_user_code_in_the_worker_keeps_is_not_reused(link, floats):
     """A dataset that caches what it collated finds it unchanged."""
     kept = []
     for n in range(12):
@@ -541,7 +541,7 @@ def test_a_cell_that_came_back_meanwhile_is_used_before_another_is_made(link):
     assert (link.cells_made, len(asked)) == (1, 5)
 
 
-def test_a_cell_that_nobody_needs_any_more_is_given_back(link):
+def test_an_unneeded_cell_is_given_back(link):
     """A consumer that once held three batches, and then one at a time."""
     held = [link.carry(pattern(LARGE, n)) for n in range(3)]
     most = link.table.bytes_held

@@ -100,7 +100,7 @@ def test_a_stack_is_unwound_to_its_end(libraries: dict[str, str], name: str) -> 
     assert shared > DEPTH + 3
 
 
-def test_it_ends_where_a_register_is_asked_for_that_nobody_knows(libraries: dict[str, str]) -> None:
+def test_it_ends_at_a_register_whose_value_is_unknown(libraries: dict[str, str]) -> None:
     """The stack pointer is enough where frames are found by it, or where the C library has saved the other one."""
     for name in ("by the stack pointer", "by a frame pointer"):
         with standing(libraries[name]) as (thread, told):
@@ -114,7 +114,7 @@ def test_it_ends_where_a_register_is_asked_for_that_nobody_knows(libraries: dict
     assert near == unwinding.Walk((told[0],), thread.stack_pointer)
 
 
-def test_what_returned_long_ago_is_nobodys_caller(libraries: dict[str, str]) -> None:
+def test_a_function_that_returned_long_ago_is_not_a_caller(libraries: dict[str, str]) -> None:
     """The C library's frames have gaps, in which old words stand."""
     library = libraries["by the stack pointer"]
     python = (ctypes.cast(ctypes.pythonapi.PyObject_Call, ctypes.c_void_p).value or 0) + 4

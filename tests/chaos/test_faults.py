@@ -239,7 +239,7 @@ def test_faults_fire_in_getitems_where_the_dataset_has_it():
     assert received(loader) == [index for index in range(24) if index != 6]
 
 
-def test_nobody_is_killed_where_there_are_no_workers():
+def test_the_trainer_is_not_killed_where_there_are_no_workers():
     """A deadly fault in the process that made it would end the tests."""
     faulty = t.Faulty(Numbers(8), {3: t.Kill(), 4: t.Slow(0.0)})
 

@@ -236,7 +236,7 @@ def test_streams_are_compared_with_the_run_without_faults():
     assert judged(story, plain=plain).lost_samples == ((0, 1),)
 
 
-def test_a_fault_is_noticed_and_survived_by_whoever_goes_on_in_its_place():
+def test_a_fault_is_survived_when_a_replacement_goes_on():
     """A death by its pid, an exception by its sample; going on is another process's fetch, or the end of the epoch."""
     story = notes(
         ("begun", {}),

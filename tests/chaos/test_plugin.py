@@ -25,7 +25,7 @@ TESTS = """
 import os, subprocess, threading
 import pytest
 
-def test_nobody_asks(): os.memfd_create("let pass")
+def test_without_fixture(): os.memfd_create("let pass")
 def test_process(outlive_leaks): subprocess.Popen(["sleep", "60"])
 def test_clean(outlive_leaks): os.close(os.memfd_create("closed"))
 
@@ -105,7 +105,7 @@ def test_it_costs_a_run_that_does_not_use_it_nearly_nothing(tmp_path):
     assert runs[0][1:] == [["outlive", "outlive.testing", "outlive.testing.plugin"], []]
 
 
-def test_it_is_registered_for_everybody_who_installs_us():
+def test_it_is_registered_when_outlive_is_installed():
     """As an entry point of pytest's."""
     configured = (Path(__file__).parents[2] / "pyproject.toml").read_text()
 

@@ -246,7 +246,7 @@ def test_a_source_that_is_gone_is_told_and_that_it_is_back():
     assert "breaker_patience" in open_now.change[1]
 
 
-def test_a_death_that_blames_nobody_is_told():
+def test_a_death_that_blames_no_sample_is_reported():
     """A worker that was killed while it did nothing."""
     killed = incident("crash", "killed", None, samples=[], action="replaced")
 

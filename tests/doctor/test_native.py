@@ -96,7 +96,7 @@ def test_what_the_database_may_have_left_out_is_missing_only_without_its_ground(
     assert names(seen, "sapphirerapids") == []
 
 
-def test_code_may_kill_when_nobody_asks(tmp_path):
+def test_code_may_kill_when_it_does_not_check_the_cpu(tmp_path):
     """A function that is called some day; the others are plain."""
     build(tmp_path, "victim.so", f"void plain(void) {{}} void work(void) {{ {run(WIDE)} }}")
 

@@ -119,7 +119,7 @@ class Endless(Augmented):
         return 1_000_000
 
 
-def test_it_becomes_smaller_when_nobody_waits_for_them(monkeypatch):
+def test_it_becomes_smaller_when_the_trainer_does_not_wait(monkeypatch):
     """A consumer that takes its time needs no more than one worker."""
     monkeypatch.setattr(pacing, "new_sizing", lambda: Sizing(6, 6))
     loader: Any = outlive.DataLoader(Endless(), num_workers="auto")
@@ -145,7 +145,7 @@ def test_a_loader_made_from_its_attributes_is_auto_again():
     assert other.statistics().workers <= 2
 
 
-def test_what_it_cannot_do_is_said():
+def test_an_unusable_number_of_workers_is_refused():
     class Stream(IterableDataset[int]):
         def __iter__(self) -> Any:
             return iter(range(3))

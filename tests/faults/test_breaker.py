@@ -245,7 +245,7 @@ def test_bad_files_are_left_out_though_the_first_ten_are_bad(
     assert loader.statistics().breaker == "closed"
 
 
-def test_nobody_is_blamed_when_workers_are_killed_while_they_wait(home: SourceFolder) -> None:
+def test_no_sample_is_blamed_when_idle_workers_are_killed(home: SourceFolder) -> None:
     """Their successors wait in turn, and all is delivered."""
     expected = undisturbed(home, Files(home.path), "fork")
     loader: list[Any] = []
@@ -276,7 +276,7 @@ def test_nobody_is_blamed_when_workers_are_killed_while_they_wait(home: SourceFo
     assert [i.action for i in crashes] == ["replaced", "replaced"]
 
 
-def test_nobody_is_blamed_when_a_probe_hangs(home: SourceFolder) -> None:
+def test_no_sample_is_blamed_when_a_probe_hangs(home: SourceFolder) -> None:
     """A mount that is gone may hang: the worker is replaced, what it had in hand was good."""
     expected = undisturbed(home, HangsWhileAway(home.path), "fork", num_workers=1)
 

@@ -236,7 +236,7 @@ class Endless(IterableDataset[int]):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_workers_go_with_the_loop_when_somebody_keeps_the_traceback(stream):
+def test_workers_end_with_the_loop_when_the_traceback_is_kept(stream):
     """As a notebook does after «interrupt kernel»: its frames would keep the iterator, and that the workers."""
     before = set(psutil.Process().children(recursive=True))
     dataset = Endless() if stream else Plain()

@@ -71,7 +71,7 @@ class Growing(Dataset[Any]):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_budget_is_kept_by_going_on_with_fewer(method):
+def test_a_memory_budget_is_kept_by_running_fewer_workers(method):
     """Three workers of 100 MiB and more, and a budget of 330 MiB: one leaves, and the slots take turns."""
     torch.manual_seed(5)
     stock = iter(torch.utils.data.DataLoader(_Weightless(), num_workers=3))

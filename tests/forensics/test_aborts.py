@@ -85,12 +85,12 @@ def test_the_c_librarys_own_message_counts_more_than_what_was_written() -> None:
     assert found.facts[0].startswith("the C library said")
 
 
-def test_an_abort_that_nobody_saw_is_only_likely() -> None:
+def test_an_unobserved_abort_is_only_likely() -> None:
     """Without a recorder somebody's kill -ABRT looks the same."""
     assert verdict.judge(aborted("")).confidence is Confidence.LIKELY
 
 
-def test_an_abort_that_somebody_sent_is_not_ours() -> None:
+def test_an_abort_sent_by_another_process_is_not_ours() -> None:
     """kill -ABRT by another process: whatever was written before has nothing to do with it."""
     crash = CrashRecord(SIGABRT, 0, 7, 7, sender_pid=99)
 

@@ -131,7 +131,7 @@ def test_a_server_in_trouble_is_tried_again_and_one_that_refuses_is_not(statuses
     assert (hook.sent, hook.failed) == (sent, 1 - sent)
 
 
-def test_nobody_at_the_port_costs_one_line_in_the_log(caplog):
+def test_a_closed_port_costs_one_line_in_the_log(caplog):
     """It names the host, and not the path, which is a secret."""
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -178,7 +178,7 @@ def test_ten_thousand_incidents_at_once_cost_the_job_nothing(silent):
     assert hook.flush(60)
 
 
-def test_a_burst_arrives_when_somebody_answers():
+def test_a_burst_arrives_when_the_server_answers():
     """All of it, in order, as long as the queue holds it."""
     with answering() as server:
         hook = Webhook(server.url, queue=500)
@@ -224,7 +224,7 @@ def test_what_waits_is_sent_before_the_program_ends():
     assert [body["number"] for _, body in server.received] == list(range(20))
 
 
-def test_a_program_ends_in_time_when_nobody_answers(silent):
+def test_a_program_ends_in_time_when_the_server_is_silent(silent):
     """Two seconds of grace, not a timeout per incident."""
     took_s, said = run_program(
         "hook = Webhook(sys.argv[1])\nfor n in range(50): hook(example_incidents.raised())", silent

@@ -245,7 +245,7 @@ def test_what_is_not_an_access_is_left_to_others(incident: Incident) -> None:
         (False, "", False),  # nothing to go by
     ],
 )
-def test_a_segfault_without_a_record_is_a_stack_overflow_only_if_nobody_could_record(
+def test_a_segfault_without_a_record_is_a_stack_overflow_only_if_recording_was_impossible(
     recorded: bool, stack: str, told: bool
 ) -> None:
     """A thread of native code has no second stack: the kernel ends the process without asking anybody."""

@@ -60,7 +60,7 @@ def test_a_worker_that_got_on_while_it_was_looked_at_is_spared(late: BlackBox, m
     assert looked_at(late, monkeypatch, lambda: late.fetch(2)) is None
 
 
-def test_stacks_are_taken_though_who_asks_came_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stacks_are_taken_though_the_request_came_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was without a processor itself, for all the time that it wanted to wait: the answer lies there."""
     fd = memory.create(stacks.SIZE)
     os.write(fd, b"older ones\n")

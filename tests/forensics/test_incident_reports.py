@@ -133,7 +133,7 @@ def test_the_error_names_the_report_unless_there_is_no_journal(monkeypatch):
     assert "outlive explain exited" in str(told.value)
 
 
-def test_words_that_cannot_be_had_are_no_reason_to_lose_an_incident():
+def test_an_incident_survives_when_its_text_cannot_be_made():
     """A describe that fails says so in its place."""
     loader = loader_of(describe=lambda index: {}[index], sampler=[1, 303])
 
@@ -156,7 +156,7 @@ def test_listeners_hear_every_incident_once_and_in_order(workers):
     assert all(incident.verdict is not None for incident in heard)
 
 
-def test_a_listener_that_fails_is_said_once_and_disturbs_nobody(caplog):
+def test_a_listener_that_fails_is_logged_once_and_stops_no_other(caplog):
     """Neither the job nor the listener after it."""
     heard: list[Incident] = []
 

@@ -175,7 +175,7 @@ def verdict_on(incident: Incident) -> Any:
 
 
 @pytest.mark.parametrize("number", [4, 5, 8, 31])
-def test_a_signal_that_somebody_sent_is_left_to_others(number: int) -> None:
+def test_a_signal_sent_by_a_process_is_left_to_other_rules(number: int) -> None:
     """No instruction is to blame."""
     assert verdict_on(incident_of(record_of(number, code=0, sender_pid=7))) is None
 

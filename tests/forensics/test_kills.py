@@ -78,7 +78,7 @@ def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_the_verdict_names_who_ended_it(ended: dict[str, Any], name: str) -> None:
+def test_the_verdict_names_the_sender_of_the_signal(ended: dict[str, Any], name: str) -> None:
     """Signal or exit, sender where the kernel tells, limit with its value; the sample in hand is right."""
     if name in NEED_RECORDER and not crash.AVAILABLE:
         pytest.skip("the recorder was not built: no C compiler")
@@ -179,7 +179,7 @@ class WritesToSockets(Dataset[int]):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_worker_that_outlive_kills_for_its_manners_is_told_why(method: str) -> None:
+def test_a_worker_killed_by_outlive_has_the_reason_in_its_incident(method: str) -> None:
     """Nobody is sent to look for a stranger who kills."""
     policy = FaultPolicy(on_error="skip", retries=0, max_bad=None)
     loader: outlive.DataLoader[Any] = outlive.DataLoader(

@@ -146,7 +146,7 @@ def test_any_bytes_pass(what, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
-def test_nothing_is_lost_when_nobody_listens_for_a_while(kind, tmp_path):
+def test_nothing_is_lost_when_the_listener_pauses(kind, tmp_path):
     """The worker waits, as it would have without us; then everything arrives, and the end of it is kept."""
     with reader_of(kind, tmp_path) as reader:
         _, kept = run("fork", "much", reader, late="worker")

@@ -144,7 +144,7 @@ def test_a_kill_by_a_limit_is_told_with_its_group(system: System) -> None:
     assert oom.group.endswith("/sys/fs/cgroup/pod")
 
 
-def test_the_same_in_v1(system: System) -> None:
+def test_kills_are_counted_in_cgroup_v1(system: System) -> None:
     """Other files, the same answers; a limit of 2^63 is none."""
     system.v1("/job").group_v1("/job", kills=0, limit=GIB)
     system.group_v1("", kills=0)
@@ -184,7 +184,7 @@ def test_a_death_of_another_kind_claims_nothing(system: System) -> None:
     assert watch.surroundings(os.getpid(), killed=True).oom.group_kills == 1
 
 
-def test_a_kill_that_nobody_claims_grows_stale(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unclaimed_kill_grows_stale(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     """A neighbour in the group was killed; who is killed by hand a minute later was not."""
     system.v2().group_v2("/job", kills=0)
     watch = system.watch()
@@ -232,7 +232,7 @@ def test_nothing_is_known_where_there_is_nothing_to_read(tmp_path: Path) -> None
 # ---------------------------------------------------------------- the log
 
 
-def test_the_log_names_the_one_who_was_killed(tmp_path: Path) -> None:
+def test_the_log_names_the_process_that_was_killed(tmp_path: Path) -> None:
     """And nobody else takes the kill, whoever dies first."""
     system = System(tmp_path, log=True)
     system.v2().group_v2("/job", kills=0)

@@ -66,7 +66,7 @@ def test_walks_follow_edges(graph, starts, length, bias):
     sizes=st.lists(st.integers(0, 4), max_size=3),
     weights=st.sampled_from([None, True]),
 )
-def test_layers_take_so_many_nodes_and_every_edge_from_them(graph, starts, sizes, weights):
+def test_layers_take_n_nodes_and_every_edge_from_them(graph, starts, sizes, weights):
     """A hop adds at most its size, fewer only where no more are near, and all edges that lead from nodes met."""
     assume(ONE in graph.topologies)
     seeds = np.array(starts, np.int64) % graph.num_nodes[""]

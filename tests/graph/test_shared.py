@@ -277,7 +277,7 @@ def test_a_subgraph_has_the_edges_between_its_nodes():
         graph["z"]
 
 
-def test_nobody_writes_to_a_graph():
+def test_a_graph_is_read_only():
     """Nor has a copy of it a second one."""
     graph = make_graph()
 

@@ -125,7 +125,7 @@ def test_an_exit_is_a_failure_or_not_as_its_code_says():
     assert "said     nothing to do here" in str(caught.value)
 
 
-def test_a_rank_fails_when_somebody_interrupts_it_alone():
+def test_a_rank_fails_when_it_alone_is_interrupted():
     """With torch it would count as done."""
     with pytest.raises(outlive.RankExitedError) as caught:
         outlive.spawn(rank_functions.interrupt_self, start_method="fork")

@@ -79,7 +79,7 @@ def test_a_failure_is_raised_when_its_rank_never_ends():
     assert [process.is_alive() for process in context.processes] == [False, False]
 
 
-def test_who_waits_for_others_is_not_to_blame_when_all_hang():
+def test_a_rank_waiting_for_others_is_not_blamed_when_all_hang():
     """In a collective operation everybody waits for the one that does something else."""
     in_collective = 'File "/site-packages/torch/distributed/distributed_c10d.py", line 9 in all_reduce'
     waiting = (Name.WAITING_FOR_LOCK, in_collective)
@@ -113,7 +113,7 @@ class SlowPoll:
         return ready
 
 
-def test_who_complains_is_not_the_first_when_the_launcher_was_not_looking(tmp_path, monkeypatch):
+def test_a_complaint_is_not_the_first_failure_when_the_launcher_was_busy(tmp_path, monkeypatch):
     """Between waking and asking for the time, one rank was killed and another had time to say so."""
     os.mkfifo(tmp_path / "pipe")
     monkeypatch.setattr(group, "select", SimpleNamespace(poll=lambda: SlowPoll(tmp_path), POLLIN=select.POLLIN))
@@ -124,7 +124,7 @@ def test_who_complains_is_not_the_first_when_the_launcher_was_not_looking(tmp_pa
     assert (caught.value.error_index, caught.value.signal_name) == (1, "SIGKILL")
 
 
-def test_nobody_is_blamed_for_others_when_all_fail_alike():
+def test_no_rank_is_blamed_for_others_when_all_fail_alike():
     """One bug in all ranks is no chain of events."""
     with pytest.raises(outlive.RankRaisedError) as caught:
         outlive.spawn(rank_functions.raise_together, (), 3, start_method="fork")
@@ -227,7 +227,7 @@ def test_ranks_find_what_torchrun_would_set(tmp_path, monkeypatch, method):
     assert second == {"RANK": "1", "LOCAL_RANK": "1", **common, **counts}
 
 
-def test_what_somebody_has_set_stays_as_it_is(tmp_path, monkeypatch):
+def test_settings_of_the_user_stay_as_they_are(tmp_path, monkeypatch):
     """A scheduler's address, the rank of a node; not what an outer spawn has set."""
     monkeypatch.setenv("MASTER_ADDR", "node7")
     monkeypatch.setenv("RANK", "5")

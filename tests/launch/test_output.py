@@ -47,7 +47,7 @@ def test_ranks_print_as_they_like_when_prefixes_are_off(capfd):
 
 
 @pytest.mark.parametrize("join", [True, False])
-def test_nobody_waits_at_a_full_pipe(capsys, join):
+def test_no_rank_waits_at_a_full_pipe(capsys, join):
     """More output than a pipe holds, from two ranks: all of it, each line whole, also while nobody joins."""
     context = outlive.spawn(rank_functions.speak_without_end, (), 2, join, start_method="fork")
     if not join:

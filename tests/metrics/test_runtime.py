@@ -100,7 +100,7 @@ def test_a_rank_is_known_by_what_its_launcher_says(monkeypatch, environment, ran
     assert (job.rank, job.world_size) == (rank, among)
 
 
-def test_a_rank_is_known_by_its_group_when_nobody_launched_it(tmp_path):
+def test_a_rank_is_known_by_its_group_without_a_launcher(tmp_path):
     """Programs that start their ranks by themselves tell torch.distributed alone."""
     torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
     try:

@@ -89,7 +89,7 @@ def test_ranks_go_on_from_their_checkpoint_and_an_error_names_the_first(tmp_path
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_committed_notebook_has_outputs_and_no_folder_of_anybodys(name):
+def test_a_committed_notebook_has_outputs_and_no_personal_folder(name):
     """Somebody who reads it on the web sees what it does. `python examples/notebooks/make.py` makes them anew."""
     text = (FOLDER / f"{name}.ipynb").read_text(encoding="utf-8")
     book = nbformat.reads(text, as_version=4)

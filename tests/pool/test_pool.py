@@ -405,7 +405,7 @@ def test_shutdown_finishes_or_cancels_what_was_submitted(tmp_path):
             rest[-1].result()
 
 
-def test_a_pool_that_nobody_holds_finishes_and_goes():
+def test_an_unreferenced_pool_finishes_and_goes():
     pool = Pool(2)
     futures = [pool.submit(time.sleep, 0.01) for _ in range(10)]
     pids = pool.pids

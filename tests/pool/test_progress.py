@@ -61,7 +61,7 @@ def test_a_line_says_done_failed_retried_rate_and_time_left():
     assert line(seen, "parse", 100, simple=True).startswith("parse   62%  ######")
 
 
-def test_a_line_counts_when_nobody_knows_how_many_there_are():
+def test_a_line_counts_when_the_total_is_unknown():
     """An iterable without a length, or one that gives more than it said."""
     assert line(Seen(5, elapsed_s=3.0, rate=1.7), "load") == "load  5 done · 1.7/s · 3.0 s"
     assert line(Seen(11, total=10, elapsed_s=3.0)) == "11 done · 3.0 s"

@@ -99,7 +99,7 @@ def test_a_view_outlives_its_loader():
     assert len(mapped_cells()) == 0
 
 
-def test_everything_is_kept_when_everything_is_kept():
+def test_kept_batches_keep_what_is_written_to_them():
     """list(loader), then all of it changed in place."""
     kept = list(_batches(LARGE, 60))
     for batch in kept[::2]:
@@ -124,7 +124,7 @@ RESIZES: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @pytest.mark.parametrize("floats", [SMALL, LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("how", RESIZES)
-def test_resizing_a_batch_raises_or_harms_nobody(how, floats):
+def test_resizing_a_batch_raises_or_leaves_others_unchanged(how, floats):
     """Neither a batch that is in hand nor one to come."""
     batches = _batches(floats)
     other = next(batches)
