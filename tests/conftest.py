@@ -8,12 +8,14 @@ Never   anything a test could come to depend on.
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 
 import hypothesis
 import pytest
 
+import selection
 from outlive.testing import leaks, plugin
 
 LEAKS_DEADLINE_S = 20.0  # two cores under load: costs nothing where nothing leaks
@@ -38,6 +40,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure() -> None:
     _journal.cleanup()
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` and `-k` choose: rows are counted over whole tests
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    selection.mark_repetitions(items)
+
+
+def pytest_collection_finish() -> None:
+    """Before the first test, so that the leak check takes the server for granted; never where no test needs it."""
+    if "warm_server" in sys.modules:
+        sys.modules["warm_server"].begin()
 
 
 @pytest.hookimpl(wrapper=True)
