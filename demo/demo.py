@@ -1,11 +1,11 @@
-"""Trains a small network on image files, five of which are bad: first with stock torch, then with outlive.
+"""Train a small network on image files, five of which are bad: first with stock torch, then with outlive.
 
-Reads   what it writes: scikit-learn's digits as PNG files in a temporary folder.
-Writes  to standard output: what happens, a progress bar, the table of what happened.
-Never   the network; nothing outside its temporary folder.
+Reads:   scikit-learn's digits, which it writes to PNG files in a temporary folder first.
+Writes:  standard output: log lines, a progress bar, and a table of the bad samples. Incidents also go to the journal.
+Never:   uses the network.
 
-Exit status 0 when outlive kept its word: two whole epochs, every healthy sample exactly once in each, and exactly the
-planted samples in quarantine. Anything else is 1, with the reason.
+The exit status is 0 if outlive kept its promises: two complete epochs, every healthy sample exactly once per epoch, and
+exactly the planted samples in quarantine. Otherwise it is 1, and the reason is printed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ POLICY = FaultPolicy(on_error="skip", sample_timeout=1.5)
 
 
 class IncidentLines(logging.Handler):
-    """outlive's log, printed above the progress bar instead of through it."""
+    """Print the log of outlive above the progress bar."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class IncidentLines(logging.Handler):
 
 
 def tell(console: Console, text: str, style: str = "") -> None:
-    """A paragraph, indented, broken between words where the terminal is narrow."""
+    """Print an indented paragraph, wrapped at the width of the terminal."""
     console.print(Padding(Text(text, style), (0, 0, 0, 2), expand=False))
 
 
@@ -65,7 +65,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="outlive-demo-") as name:
         folder = Path(name)
         write_images(folder)
-        console.print(f"{TRAIN + TEST} handwritten digits, a PNG file each; of the {TRAIN} to train on, five are bad:")
+        console.print(f"{TRAIN + TEST} handwritten digits as PNG files. Of the {TRAIN} training images, five are bad:")
         tell(console, ", ".join(f"{number} ({fault.value})" for number, fault in PLANTED.items()))
         failures = before(console, folder) + after(console, folder)
     for failure in failures:
@@ -75,8 +75,8 @@ def main() -> int:
     healthy = TRAIN - len(PLANTED)
     tell(
         console,
-        f"Checked: each of the {healthy} healthy samples came exactly once in each epoch, and exactly the five planted "
-        "ones are in quarantine, each with its true cause.",
+        f"Checked: each of the {healthy} healthy samples arrived exactly once per epoch. The quarantine holds exactly "
+        "the five planted samples, each with its true cause.",
         "bold green",
     )
     return 0
@@ -86,7 +86,7 @@ def main() -> int:
 
 
 def before(console: Console, folder: Path) -> list[str]:
-    """Train with stock torch, in a process of its own, and show how it ends. Returns what is wrong with that."""
+    """Train with stock torch in another process and show how it ends. Return a complaint if it survives."""
     console.rule("torch.utils.data.DataLoader")
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("stock.py")), str(folder)],
@@ -103,18 +103,18 @@ def before(console: Console, folder: Path) -> list[str]:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         output, error = process.communicate()
-        ended = f"nothing happened any more; ended by the demonstration after {STOCK_LIMIT_S} s"
+        ended = f"it hung, and the demo killed it after {STOCK_LIMIT_S} s"
     lines = error.splitlines()
     trained, all_batches = output.count("\n"), EPOCHS * -(-TRAIN // BATCH_SIZE)
     tell(console, f"{trained} of {all_batches} batches trained, then, in {len(lines)} lines of standard error:")
     for line in said(lines):
         tell(console, line, "red")
-    tell(console, f"{ended}: the job is over, and nobody knows which file it was")
-    return [] if process.returncode else ["stock torch survived the planted faults: the demonstration shows nothing"]
+    tell(console, f"{ended}: the job is over, and the error does not name the bad file")
+    return [] if process.returncode else ["stock torch survived the planted faults, so this demo shows nothing"]
 
 
 def said(lines: list[str]) -> list[str]:
-    """The errors in a program's last words, without the frames. Which ones torch ends with differs from run to run."""
+    """Return the error lines of a traceback, without the frames. Which errors torch raises varies from run to run."""
     errors = [line.rstrip() for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b", line)]
     return list(dict.fromkeys(errors))[:3] or [line.rstrip() for line in lines if line.strip()][-3:]
 
@@ -123,7 +123,7 @@ def said(lines: list[str]) -> list[str]:
 
 
 def after(console: Console, folder: Path) -> list[str]:
-    """Train with outlive and show how it ends. Returns which promises were not kept."""
+    """Train with outlive and show how it ends. Return the promises that were broken."""
     console.rule('outlive.DataLoader, faults="skip"')
     dataset = Digits(folder, range(TRAIN), planted=PLANTED, augment=True)
     loader = make_loader(DataLoader, dataset, faults=POLICY)
@@ -176,8 +176,8 @@ def progress_bar(console: Console) -> Progress:
 
 
 def table_of(loader: Any, dataset: Digits) -> Table:
-    table = Table(title="What happened (loader.quarantine)", title_justify="left", expand=False)
-    for name in ("sample", "file", "worker", "cause", "done", "attempts"):
+    table = Table(title="Bad samples (loader.quarantine)", title_justify="left", expand=False)
+    for name in ("sample", "file", "worker", "cause", "action", "attempts"):
         justify: Literal["left", "right"] = "right" if name in ("sample", "worker", "attempts") else "left"
         table.add_column(name, justify=justify, no_wrap=name != "cause")
     for index, incident in sorted(loader.quarantine.items()):
@@ -197,24 +197,24 @@ def summary_of(statistics: outlive.Statistics) -> str:
         f"loader.statistics(): {statistics.delivered} batches delivered, {statistics.errored} raised, "
         f"{statistics.emptied} left empty; "
         f"{statistics.incidents} incidents, {statistics.restarts} workers replaced, "
-        f"{statistics.retries} samples tried again, {statistics.quarantined} in quarantine"
+        f"{statistics.retries} retries, {statistics.quarantined} samples in quarantine"
     )
 
 
 def broken_promises(loader: Any, delivered: list[Counter[int]], test_accuracy: float) -> list[str]:
-    """What the demonstration promises, checked."""
+    """Return the promises of the demo that were broken."""
     broken = []
     healthy = Counter(number for number in range(TRAIN) if number not in PLANTED)
     for epoch, numbers in enumerate(delivered, 1):
         if numbers != healthy:
             missing, surplus = sorted((healthy - numbers).elements()), sorted((numbers - healthy).elements())
-            broken.append(f"epoch {epoch}: not delivered {missing}, delivered too often {surplus}")
+            broken.append(f"epoch {epoch}: missing {missing}, delivered more than once {surplus}")
     if set(loader.quarantine) != set(PLANTED):
-        broken.append(f"in quarantine: {sorted(loader.quarantine)}, planted: {sorted(PLANTED)}")
+        broken.append(f"the quarantine holds {sorted(loader.quarantine)}, but {sorted(PLANTED)} were planted")
     for number, (kind, words) in EXPECTED.items():
         incident = loader.quarantine.get(number)
         if incident is not None and (incident.kind is not kind or words not in incident.cause):
-            broken.append(f"sample {number} is a {PLANTED[number].value}, the incident says: {incident.cause}")
+            broken.append(f"sample {number} is a {PLANTED[number].value}, but its incident says: {incident.cause}")
     if test_accuracy < 0.5:
         broken.append(f"the network learned nothing: {test_accuracy:.1%} on unseen digits")
     return broken

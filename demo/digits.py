@@ -1,10 +1,10 @@
-"""Handwritten digits as image files, and a dataset that reads them; five of the files are bad.
+"""Handwritten digits as image files, and a dataset that reads them. Five of the files are bad.
 
-Reads   scikit-learn's digits: 1,797 real scans of 8 × 8 pixels, which ship inside the package.
-Writes  one PNG per digit into a folder.
-Never   the network.
+Reads:   scikit-learn's digits: 1,797 real scans of 8 × 8 pixels, which ship inside the package.
+Writes:  one PNG file per digit into a folder.
+Never:   uses the network.
 
-The faults are real: the corrupt file is cut short, the segmentation fault reads address 0, the kill is a SIGKILL.
+The faults are real: the corrupt file is truncated, the segmentation fault reads address 0, the kill is a SIGKILL.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Fault(enum.Enum):
             while True:
                 time.sleep(3600)  # what a dead network file system does
         elif self is Fault.EXIT:
-            os._exit(3)  # what some native libraries do at an internal error
-        # CORRUPT does nothing here: the decoder finds out by itself.
+            os._exit(3)  # what some native libraries do on an internal error
+        # CORRUPT does nothing here: the decoder fails on the truncated file.
 
 
 PLANTED: Mapping[int, Fault] = {
@@ -58,7 +58,7 @@ PLANTED: Mapping[int, Fault] = {
 
 
 def write_images(folder: Path) -> None:
-    """One PNG per digit; the one planted as corrupt is cut short, as by a full disk or a broken download."""
+    """Write one PNG file per digit. The corrupt one is truncated, as after a full disk or a broken download."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -75,7 +75,7 @@ def name_of(number: int, label: int) -> str:
 
 
 class Digits(torch.utils.data.Dataset[Sample]):
-    """Image files of digits: (pixels, label, number of the sample), the pixels shifted at random for training."""
+    """Image files of digits as (pixels, label, sample number). For training the pixels are shifted at random."""
 
     def __init__(self, folder: Path, numbers: range, *, planted: Mapping[int, Fault], augment: bool) -> None:
         self.files = sorted(folder.glob("digit-*.png"))[numbers.start : numbers.stop]

@@ -1,8 +1,8 @@
-"""The «before»: the demonstration's training with stock torch's DataLoader. Run by demo.py, in a process of its own.
+"""The training of the demo with the DataLoader of stock torch. demo.py runs it in another process.
 
-Reads   the image files in the folder it is given.
-Writes  one line per trained batch to standard output; torch's own error to standard error.
-Never   imports outlive, nor catches anything.
+Reads:   the image files in the folder that the command line names.
+Writes:  one line per trained batch to standard output, and torch's own error to standard error.
+Never:   imports outlive, or catches an exception.
 """
 
 from __future__ import annotations

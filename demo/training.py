@@ -1,8 +1,8 @@
-"""A small convolutional network and the loop that trains it, with whatever loader it is given.
+"""A small convolutional network and the loop that trains it with any loader.
 
-Reads   batches from a loader.
-Writes  the model's weights; tells a listener about each batch.
-Never   knows which class the loader is: stock torch's and outlive's train the same loop.
+Reads:   batches from a loader.
+Writes:  the weights of the model, and calls a listener after each batch.
+Never:   knows the class of the loader: stock torch and outlive run the same loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SEED = 0
 
 
 def make_loader(kind: Callable[..., Any], dataset: Any, **extra: Any) -> Any:
-    """The loader of the demonstration; `kind` is the only thing that differs, and `faults=` where it is taken."""
+    """Return the loader of the demo. Only the class differs, and `faults=` if the class takes it."""
     generator = torch.Generator().manual_seed(SEED)
     return kind(dataset, batch_size=BATCH_SIZE, shuffle=True, num_workers=2, generator=generator, **extra)
 
@@ -34,7 +34,10 @@ class Network(nn.Sequential):
 
 
 def train(loader: Any, network: Network, saw: Callable[[int, list[int], float], None]) -> list[float]:
-    """Train for EPOCHS epochs; `saw` is told epoch, sample numbers and loss of each batch. Accuracy per epoch."""
+    """Train for EPOCHS epochs and return the accuracy per epoch.
+
+    `saw` receives the epoch, the sample numbers and the loss of each batch.
+    """
     optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
     accuracies = []
     for epoch in range(EPOCHS):
