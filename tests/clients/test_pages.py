@@ -12,9 +12,9 @@ import sys
 import pytest
 
 from clients.test_clients import CLIENTS, SCRIPTS, ended, skip_without
-from test_docs import PREAMBLE, ROOT, program
+from docs.test_blocks import PREAMBLE, ROOT, program
 
-# torchrun.md is the program that test_clients runs; run.md needs no library, and test_docs runs it.
+# torchrun.md is the program that test_clients runs; run.md needs no library, and tests/docs runs it.
 PAGES = {
     page.stem: page for page in sorted((ROOT / "docs" / "start").glob("*.md")) if page.stem not in ("run", "torchrun")
 }

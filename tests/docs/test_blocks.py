@@ -1,38 +1,34 @@
-"""Holds the documents to the code: their Python blocks run, their links lead somewhere, their tables are complete.
+"""Check the documents against the code: their Python blocks run, and their links lead somewhere.
 
-Reads   README.md, ARCHITECTURE.md, CONTRIBUTING.md and docs/.
-Writes  nothing; each document's blocks run in one namespace, in a process of their own.
-Never   a block after a comment `<!-- not run: reason -->`.
+Reads:   README.md, ARCHITECTURE.md, CONTRIBUTING.md and docs/.
+Writes:  nothing. The blocks of a document run in one namespace, in one process.
+Never:   runs a block after a comment `<!-- not run: reason -->`.
+
+test_readme.py runs the blocks of the README, and test_reference.py checks the tables of docs/reference.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-import outlive
-from outlive.settings import FaultPolicy
+from docs.programs import run_python
 from outlive.verdicts import Name, Verdict
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RUNNABLE = [
-    ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "guide").glob("*.md")),
+    *sorted((ROOT / "docs" / "reference").glob("*.md")),
     ROOT / "docs" / "start" / "run.md",
 ]
 CRASHES = ROOT / "docs" / "crashes"
 DOCUMENTS = [
     *RUNNABLE,
-    *(ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"),
+    *(ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"),
     *sorted((ROOT / "docs" / "design").glob("*.md")),
     *sorted((ROOT / "docs" / "start").glob("*.md")),  # their blocks run in tests/clients
     *sorted(CRASHES.glob("*.md")),
@@ -40,8 +36,9 @@ DOCUMENTS = [
 FENCE = re.compile(r"^```(\w*)$")
 NOT_RUN = re.compile(r"^<!-- not run: \S.* -->$")
 LINK = re.compile(r"\[[^\]]+\]\(([^)#]+)(?:#[^)]*)?\)")
+ANCHOR = re.compile(r"\[[^\]]+\]\(([^)#]*\.md|)#([^)]+)\)")
 
-# What the README takes for granted, as every reader has it: a dataset and a step.
+# What the pages take for granted, because every reader has it: a dataset and a training step.
 PREAMBLE = """
 import logging, torch, torch.multiprocessing
 torch.multiprocessing.set_start_method("fork")  # blocks are not modules: nothing else could find their classes
@@ -53,7 +50,7 @@ def train_step(images, labels):
 
 
 def program(text: str) -> str:
-    """The runnable blocks of a document, each on its own lines, so that a traceback names the document's line."""
+    """Return the runnable blocks of a document, each on its own lines, so that a traceback names the line."""
     lines: list[str] = []
     language: str | None = None
     last = ""
@@ -71,17 +68,22 @@ def program(text: str) -> str:
     return "\n".join(lines)
 
 
+def with_blocks(paths: list[Path]) -> list[Path]:
+    """Return the documents that have something to run."""
+    return [path for path in paths if program(path.read_text(encoding="utf-8")).strip()]
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
 def run(path: Path, text: str) -> subprocess.CompletedProcess[str]:
-    runner = (
-        f"import sys; names = {{'__name__': '__main__'}}; exec({PREAMBLE!r}, names);"
-        f"exec(compile(sys.stdin.read(), {path.name!r}, 'exec'), names)"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", runner], input=program(text), capture_output=True, text=True, timeout=100
-    )
+    """Run the blocks of a document after the preamble."""
+    preamble = f"exec({PREAMBLE!r}, globals()); "  # on the first line, which is never part of a block
+    return run_python(preamble + program(text), path.name)
 
 
-@pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", with_blocks(RUNNABLE), ids=name_of)
 def test_python_blocks_run_as_they_stand(path):
     """What a reader copies works."""
     ended = run(path, path.read_text(encoding="utf-8"))
@@ -104,12 +106,26 @@ def test_a_block_is_left_out_when_it_says_why():
     assert program(text).split() == ["yes"]
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_links_lead_somewhere(path):
     """Relative links name files that exist."""
     targets = [link for link in LINK.findall(path.read_text(encoding="utf-8")) if "://" not in link]
 
     assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_anchors_name_a_heading(path):
+    """A link to a part of a page names one of its headings."""
+    anchors = ANCHOR.findall(path.read_text(encoding="utf-8"))
+
+    assert [link for link in anchors if link[1] not in slugs(path.parent / link[0] if link[0] else path)] == []
+
+
+def slugs(page: Path) -> set[str]:
+    """Return the anchors of a page, as GitHub makes them from its headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("name", Name)
@@ -126,37 +142,6 @@ def test_every_verdict_has_its_page(name):
 def test_every_page_is_about_a_verdict():
     """None is left of a verdict that has another name now."""
     assert {path.stem for path in CRASHES.glob("*.md")} == {name.value for name in Name}
-
-
-def test_readme_has_every_option_with_its_default():
-    """The tables of DataLoader and FaultPolicy say what the classes say."""
-    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (.+?) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
-    told = {
-        name: default.strip("`")
-        for names, defaults in rows
-        for name, default in zip(re.findall(r"\w+", names), defaults.split(", "), strict=True)
-    }
-    options = {field.name: json.dumps(field.default) for field in dataclasses.fields(FaultPolicy)}
-    in_words = {"on_crash": "as `on_error", "retry_on": "()"}  # what JSON cannot say
-
-    assert told == {**options, **in_words, **loader_options()}
-
-
-def test_readme_has_every_option_of_spawn_with_its_default():
-    """Those beyond torch's own."""
-    told = dict(re.findall(r"^\| `(\w+)=` \| `(.+?)` \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.M))
-    theirs = inspect.signature(torch.multiprocessing.spawn).parameters
-    ours = inspect.signature(outlive.spawn).parameters
-
-    assert told == {name: repr(option.default) for name, option in ours.items() if name not in theirs}
-    assert list(ours)[: len(theirs)] == list(theirs)
-
-
-def loader_options() -> dict[str, str]:
-    """What `DataLoader` takes beyond torch's own."""
-    theirs = inspect.signature(torch.utils.data.DataLoader.__init__).parameters
-    ours = inspect.signature(outlive.DataLoader.__init__).parameters
-    return {name: repr(parameter.default).replace("'", '"') for name, parameter in ours.items() if name not in theirs}
 
 
 def test_the_map_stays_a_map():
