@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
+import warm_server
 from deadlines import wait_until
 from outlive._system.bond import GAVE_UP, Bond, Fallen
 from rank_program import BATCH, SAMPLES
@@ -35,7 +36,7 @@ def job(tmp_path: Path, mode: str, *, first_to_end: int = 1) -> tuple[RankResult
     for rank in (0, 1):
         command = [sys.executable, str(PROGRAM), str(rank), str(meeting), mode]
         pipe = subprocess.PIPE
-        ranks.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
+        ranks.append(warm_server.Popen(command, stdout=pipe, stderr=pipe, text=True))
     ended: dict[int, RankResult] = {}
     try:
         for rank in (first_to_end, 1 - first_to_end):

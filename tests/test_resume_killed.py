@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import warm_server
 
 PROGRAM = Path(__file__).with_name("killed_trainer.py")
 
@@ -22,7 +23,7 @@ PROGRAM = Path(__file__).with_name("killed_trainer.py")
 def test_weights_are_those_of_an_undisturbed_run_when_the_trainer_is_killed(tmp_path, workers, kills):
     """At random moments: in a step, while a checkpoint or a position is written, before the first of either."""
     arguments = [str(tmp_path), "8", str(kills), str(workers)]
-    ended = subprocess.run(
+    ended = warm_server.run(
         [sys.executable, str(PROGRAM), *arguments], capture_output=True, text=True, timeout=240, env=os.environ
     )
     assert ended.returncode == 0, ended.stderr

@@ -15,6 +15,7 @@ import sys
 
 import pytest
 
+import warm_server
 from outlive.cli import targets
 
 MODULE = """
@@ -145,7 +146,7 @@ def test_json_is_all_there_is_on_standard_output(tmp_path, words, answer, said):
     (tmp_path / "loud_data.py").write_text(LOUD)
     path = os.pathsep.join(entry for entry in sys.path if entry)
 
-    ended = subprocess.run(
+    ended = warm_server.run(
         [sys.executable, "-m", "outlive", *words, "--json"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": path, "OUTLIVE_HOME": str(tmp_path)},
@@ -166,7 +167,7 @@ def test_an_interrupt_during_the_import_of_a_verb_prints_one_word(tmp_path, verb
     (tmp_path / "slow_data.py").write_text("import threading\nprint('ready', flush=True)\nthreading.Event().wait(60)\n")
     path = os.pathsep.join(entry for entry in sys.path if entry)
 
-    with subprocess.Popen(
+    with warm_server.Popen(
         [sys.executable, "-m", "outlive", verb, "slow_data:dataset"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": path},

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
+import warm_server
 from outlive.cli import main
 from outlive.testing.faults import CATALOGUE
 from outlive.testing.surroundings import NotPossibleError, check_mounting
@@ -27,7 +28,7 @@ SAMPLES = 2 * 120
 
 
 def chaos(*words: str, status: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
-    ended = subprocess.run(
+    ended = warm_server.run(
         [sys.executable, "-m", "outlive", "chaos", *words],
         cwd=PROGRAMS,
         env={**ENVIRONMENT, **variables},

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import warm_server
 from deadlines import wait_until
 from outlive.testing import NotPossibleError, beside, busy_cpus, file_size_limit, full_disk, memory_pressure
 
@@ -129,7 +130,7 @@ def test_a_server_refuses_fails_cuts_off_and_hangs_when_it_is_told_to(outlive_se
 def test_nothing_is_left_of_a_burden_when_its_process_is_killed(can_mount):
     """Hogs, a mount and its folder go with SIGKILL of whoever asked for them."""
     command = [sys.executable, PROGRAMS / "under_pressure.py", *(["disk"] if can_mount else [])]
-    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
+    with warm_server.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         folder = process.stdout.readline().strip()
         burdens = psutil.Process(process.pid).children(recursive=True)
@@ -145,7 +146,7 @@ def test_nothing_is_left_of_a_burden_when_its_process_is_killed(can_mount):
 def test_a_program_under_chaos_goes_when_the_command_is_killed():
     """And the next run sweeps the folder of the killed one."""
     command = [sys.executable, "-m", "outlive", "chaos", "--faults", "segv", PROGRAMS / "train.py"]
-    with subprocess.Popen([*command, "wait"], env=ENVIRONMENT, stderr=subprocess.DEVNULL) as process:
+    with warm_server.Popen([*command, "wait"], env=ENVIRONMENT, stderr=subprocess.DEVNULL) as process:
         seen: list[psutil.Process] = []
         assert wait_until(lambda: bool(seen.extend(psutil.Process(process.pid).children()) or seen), DEADLINE_S)
         folders = list(Path(tempfile.gettempdir()).glob(f"outlive-chaos-*-{process.pid}-*"))
@@ -154,7 +155,7 @@ def test_a_program_under_chaos_goes_when_the_command_is_killed():
         process.send_signal(signal.SIGKILL)
 
         assert wait_until(lambda: not any(_lives(one) for one in seen), DEADLINE_S)
-    subprocess.run([*command, "idle"], env=ENVIRONMENT, capture_output=True, timeout=100)
+    warm_server.run([*command, "idle"], env=ENVIRONMENT, capture_output=True, timeout=100)
     assert not folders[0].exists()
 
 

@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 import outlive
+import warm_server
 from checking.datasets import BadSamples, Files, NamedFiles, Stream
 from outlive import FaultPolicy, IncidentKind, QuarantineFileError
 from outlive.loader import fingerprint, quarantine_file
@@ -223,7 +224,7 @@ print(fingerprint.of(files).digest)
 def test_a_fingerprint_is_the_same_in_every_process():
     """Whatever Python's hash seed is, with sets, functions and open files in the dataset."""
     both = [
-        subprocess.Popen(
+        warm_server.Popen(
             [sys.executable, "-c", FINGERPRINTS],
             env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
             stdout=subprocess.PIPE,

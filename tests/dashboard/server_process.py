@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import warm_server
+
 DEADLINE_S = 60.0
 PROGRAM = Path(__file__).with_name("program.py")
 _ADDRESS = re.compile(r"http://([^/\s]+):(\d+)/(?:\?token=(\S+))?")
@@ -71,7 +73,7 @@ class Server:
 @contextlib.contextmanager
 def served(*options: str) -> Iterator[Server]:
     command = [sys.executable, "-m", "outlive", "dash", "--port", "0", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL) as process:
+    with warm_server.Popen(command, stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL) as process:
         try:
             assert process.stdout is not None
             found = _ADDRESS.search(process.stdout.readline())
@@ -88,7 +90,7 @@ def served(*options: str) -> Iterator[Server]:
 @contextlib.contextmanager
 def running(what: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """A job of `program.py`; `deliver` has it go on."""
-    with subprocess.Popen(
+    with warm_server.Popen(
         [sys.executable, str(PROGRAM), what],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

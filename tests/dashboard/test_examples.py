@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import warm_server
 from dashboard.server_process import DEADLINE_S, Server
 from deadlines import wait_until
 
@@ -31,7 +32,7 @@ def waits_for_disk(folder: Path) -> bool:
     except OSError:
         return False
     code = f"import mmap, os\nm = mmap.mmap(-1, {_BLOCK})\nprint(flush=True)\nwhile True: os.preadv({fd}, [m], 0)"
-    reader = subprocess.Popen([sys.executable, "-c", code], pass_fds=[fd], stdout=subprocess.PIPE)
+    reader = warm_server.Popen([sys.executable, "-c", code], pass_fds=[fd], stdout=subprocess.PIPE)
     seen: Counter[str] = Counter()
     try:
         assert reader.stdout is not None
@@ -56,7 +57,7 @@ def test_a_slow_disk_is_named_when_workers_wait_for_one(server: Server, tmp_path
     """examples/seeing/slow_disk.py on a real disk: what is slow, since when, what it costs, how many would do."""
     if not waits_for_disk(tmp_path):
         pytest.skip("reads from the folder of this test are not seen to wait for a disk")
-    with subprocess.Popen([sys.executable, str(EXAMPLES / "slow_disk.py"), "24", str(tmp_path)]) as job:
+    with warm_server.Popen([sys.executable, str(EXAMPLES / "slow_disk.py"), "24", str(tmp_path)]) as job:
         try:
             slow: list[dict] = []
 

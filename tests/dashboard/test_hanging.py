@@ -12,13 +12,13 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import psutil
 
+import warm_server
 from dashboard.server_process import DEADLINE_S, Server, deliver, running, served
 from deadlines import wait_until
 from metrics.terminals import Terminal
@@ -57,7 +57,7 @@ def test_viewers_that_are_stopped_or_killed_do_not_touch_the_job():
         with served() as late:
             told = wait_until(lambda: "Sample 13 kills its worker" in titles(late), DEADLINE_S)
             events = late.ask(f"/api/jobs/{late.jobs()[0]['key']}/events").json["events"]
-        once = subprocess.run([sys.executable, "-m", "outlive", "top", "--once"], capture_output=True, text=True)
+        once = warm_server.run([sys.executable, "-m", "outlive", "top", "--once"], capture_output=True, text=True)
 
     delivered = [int(number) for line in [*stopped, *killed] for number in line[4:-2].split(",")]
     assert delivered == [n for n in range(2, 50) if n not in (9, 13)]

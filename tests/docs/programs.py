@@ -12,13 +12,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import warm_server
+
 LIMIT_S = 100
 
 
 def run_python(source: str, name: str) -> subprocess.CompletedProcess[str]:
-    """Run Python source in a fresh interpreter. A traceback shows `name` as its file."""
+    """Run Python source as `python -c` would. A traceback shows `name` as its file."""
     runner = f"import sys; exec(compile(sys.stdin.read(), {name!r}, 'exec'), {{'__name__': '__main__'}})"
-    return subprocess.run(
+    return warm_server.run(
         [sys.executable, "-c", runner], input=source, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
 

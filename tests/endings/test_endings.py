@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+
+import warm_server
 
 PROGRAM = Path(__file__).with_name("program.py")
 METHODS = ("fork", "spawn", "forkserver")
@@ -20,15 +21,14 @@ GONE_WITHIN = 125  # looks, 20 ms apart: two and a half seconds, longer where a 
 
 
 class Job:
-    """The program, and a tag in the environment by which everything that stems from it is found."""
+    """The program, and everything that stems from it: pytest adopts what has lost its parent."""
 
     def __init__(self, ending: str, method: str, folder: Path) -> None:
-        self.tag = uuid.uuid4().hex
         self.folder = folder
+        self._strangers = set(psutil.Process().children(recursive=True))
         with (folder / "stderr").open("w") as stderr:
-            self.process = subprocess.Popen(
+            self.process = warm_server.Popen(
                 [sys.executable, str(PROGRAM), ending, method, str(folder)],
-                env={**os.environ, "OUTLIVE_TEST_TAG": self.tag},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -55,17 +55,12 @@ class Job:
         self.process.stdin.close()
 
     def living(self) -> list[psutil.Process]:
-        """Everything that carries the tag and is not dead: by state, a zombie is not a survivor."""
-        mark = f"OUTLIVE_TEST_TAG={self.tag}".encode()
+        """The job's processes that are not dead: by state, a zombie is not a survivor."""
         found = []
-        for pid in psutil.pids():
-            try:
-                if mark in Path(f"/proc/{pid}/environ").read_bytes():
-                    process = psutil.Process(pid)
-                    if process.status() != psutil.STATUS_ZOMBIE:
-                        found.append(process)
-            except (OSError, psutil.Error):
-                continue
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process not in self._strangers and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
         return found
 
     def wait_all_there(self) -> None:

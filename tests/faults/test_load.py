@@ -14,6 +14,7 @@ import pytest
 from torch.utils.data import Dataset
 
 import outlive
+import warm_server
 from control_groups import cpu_group
 from deadlines import wait_until
 
@@ -123,7 +124,7 @@ def test_workers_without_a_cpu_get_advice_which_stays_after_the_epoch(tmp_path):
 def test_a_containers_cpu_limit_that_throttles_is_named():
     """Half a CPU for two workers that want two."""
     with cpu_group(0.5) as group:
-        job = subprocess.Popen(
+        job = warm_server.Popen(
             [sys.executable, "-c", THROTTLED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         with job:

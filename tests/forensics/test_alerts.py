@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 
 import outlive
+import warm_server
 from forensics import example_incidents
 from outlive import Webhook
 from outlive._forensics import alerts
@@ -198,7 +199,7 @@ def run_program(source: str, *args: str) -> tuple[float, str]:
     """How long a program took from its last line to its end, by its own clock, and what it said."""
     path = os.pathsep.join([str(Path(outlive.__file__).parents[1]), str(Path(__file__).parents[1])])
     head = "import os, sys, time\nfrom forensics import example_incidents\nfrom outlive import Webhook\n"
-    process = subprocess.Popen(
+    process = warm_server.Popen(
         [sys.executable, "-c", f"{head}{source}\nprint('trained', time.monotonic(), flush=True)", *args],
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,

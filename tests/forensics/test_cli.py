@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 
 import outlive
+import warm_server
 from forensics import example_incidents
 from outlive._forensics import journal, words
 from outlive.cli import VERBS, explain, main
@@ -357,7 +357,7 @@ def test_journal_and_command_need_no_torch(two):
         "import outlive.__main__; outlive.__main__.main()"
     )
     environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
-    out = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    out = warm_server.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
 
     assert out.returncode == 0, out.stderr
     assert "read of address 0x0" in out.stdout
@@ -367,7 +367,7 @@ def test_python_m_outlive_is_the_command(two):
     """For an environment whose scripts are not on the path."""
     environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
     command = [sys.executable, "-m", "outlive", "incidents", "--limit", "1"]
-    out = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    out = warm_server.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
     assert out.returncode == 0, out.stderr
     assert "81bc0011" in out.stdout

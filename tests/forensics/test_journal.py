@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 import outlive
+import warm_server
 from forensics import example_incidents
 from outlive._forensics import journal
 from outlive._forensics.job import Job
@@ -53,7 +54,7 @@ def program(source: str, *args: str, **more: Any) -> subprocess.Popen[str]:
     path = os.pathsep.join([str(Path(outlive.__file__).parents[1]), str(Path(__file__).parents[1])])
     environment = {**os.environ, "PYTHONPATH": path, **more.pop("env", {})}
     command = [sys.executable, "-c", head + textwrap.dedent(source), *args]
-    return subprocess.Popen(
+    return warm_server.Popen(
         command,
         env=environment,
         stdout=subprocess.PIPE,
@@ -488,7 +489,7 @@ def test_a_rank_that_multiprocessing_started_writes_its_incidents(home, tmp_path
         )
     )
     path = os.pathsep.join([str(Path(outlive.__file__).parents[1]), str(Path(__file__).parents[1])])
-    subprocess.run(
+    warm_server.run(
         [sys.executable, str(source)], check=True, env={**os.environ, "PYTHONPATH": path}, timeout=STRANGER_S
     )
 

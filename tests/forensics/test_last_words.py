@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+import warm_server
 from deadlines import wait_until
 from forensics.programs.stderr_writer import WHAT
 from outlive._capture.last_words import KEPT_BYTES
@@ -67,7 +68,7 @@ def reader_of(kind: str, folder: Path) -> Iterator[StderrReader]:
 
 def run(method: str, what: str, reader: StderrReader, *, late: str = "") -> list[Any]:
     """Run the program; `late`: nobody listens before a worker, or the trainer, waits for somebody to read."""
-    program = subprocess.Popen(
+    program = warm_server.Popen(
         [sys.executable, str(PROGRAM), method, what],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 import sys
 import threading
 
@@ -17,6 +16,7 @@ import pytest
 import torch
 
 import outlive
+import warm_server
 from dashboard.test_telling import waiting
 from deadlines import wait_until
 from metrics import jobs
@@ -213,7 +213,7 @@ def test_viewers_show_a_loader_without_workers(tmp_path):
     loader = outlive.DataLoader(range(64), batch_size=4)
     batches = iter(loader)
     next(batches)
-    once = subprocess.run([sys.executable, "-m", "outlive", "top", "--once"], capture_output=True, text=True)
+    once = warm_server.run([sys.executable, "-m", "outlive", "top", "--once"], capture_output=True, text=True)
     registry = client.CollectorRegistry()
     registry.register(outlive.PrometheusCollector(pid="own"))
     scrape = client.generate_latest(registry).decode()

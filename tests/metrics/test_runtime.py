@@ -20,6 +20,7 @@ import pytest
 import torch
 
 import outlive
+import warm_server
 from deadlines import wait_until
 from metrics import jobs
 from outlive._metrics import history, layout, publishing, viewing
@@ -39,7 +40,7 @@ with outlive.Pool(1) as pool:
 def start_job(tmp_path, **environment: str) -> subprocess.Popen:
     program = tmp_path / "job.py"
     program.write_text(JOB)
-    job = subprocess.Popen(
+    job = warm_server.Popen(
         [sys.executable, str(program)], stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
     )
     assert job.stdout is not None
@@ -297,7 +298,7 @@ def test_a_board_that_is_being_written_is_never_half_seen(tmp_path):
         "    words[layout.SEQUENCE] += 1\n"
         "    sum(range(3000))\n"  # long enough for a copy: a reader on the other processor would else find no gap
     )
-    writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    writer = warm_server.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         assert writer.stdout is not None
         writer.stdout.readline()

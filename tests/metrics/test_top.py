@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 
 import outlive
+import warm_server
 from deadlines import wait_until
 from metrics import jobs
 from metrics.terminals import Terminal
@@ -80,10 +80,10 @@ def test_top_tells_programs_what_there_is(tmp_path):
     """--once is text in 80 columns, --json is everything; both leave with 1 where nothing runs."""
     gate = tmp_path / "gate"
 
-    nothing = subprocess.run([sys.executable, "-m", "outlive", "top", "--once"], capture_output=True, text=True)
+    nothing = warm_server.run([sys.executable, "-m", "outlive", "top", "--once"], capture_output=True, text=True)
     _, _, batches = held_job(gate)
-    once = subprocess.run([sys.executable, "-m", "outlive", "top", "--once"], capture_output=True, text=True)
-    told = subprocess.run([sys.executable, "-m", "outlive", "top", "--json"], capture_output=True, text=True)
+    once = warm_server.run([sys.executable, "-m", "outlive", "top", "--once"], capture_output=True, text=True)
+    told = warm_server.run([sys.executable, "-m", "outlive", "top", "--json"], capture_output=True, text=True)
     gate.touch()
     list(batches)
 

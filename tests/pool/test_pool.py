@@ -26,6 +26,7 @@ import psutil
 import pytest
 
 import outlive
+import warm_server
 from deadlines import wait_until
 from outlive import FaultPolicy, IncidentKind, Pool, TaskCrashedError, TaskTimeoutError
 from outlive.pool.failing import UnpicklableResultError, UnreadableResultError
@@ -435,7 +436,7 @@ def test_what_was_submitted_is_finished_when_the_program_ends(method, tmp_path):
     """As with concurrent.futures: nobody waits, and nothing is lost. The function is the main module's own."""
     (tmp_path / "program.py").write_text(PROGRAM)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    ended = subprocess.run(
+    ended = warm_server.run(
         [sys.executable, str(tmp_path / "program.py"), method],
         env=environment,
         capture_output=True,

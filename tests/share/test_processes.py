@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import outlive
+import warm_server
 from outlive import share
 from outlive._system import choice
 from share.datasets import Everything, Texts, Unpickling, digest, one_of_each, texts
@@ -180,7 +181,7 @@ def test_nothing_is_left_when_its_users_are_killed(tmp_path, system, method, who
     tag = uuid.uuid4().hex
     environment = {**os.environ, "OUTLIVE_TEST_TAG": tag, "OUTLIVE_SYSTEM": system}
     with (tmp_path / "stderr").open("w") as stderr:
-        trainer = subprocess.Popen(
+        trainer = warm_server.Popen(
             [sys.executable, str(PROGRAM), method],
             env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             stdin=subprocess.PIPE,

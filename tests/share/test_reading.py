@@ -8,7 +8,6 @@ import operator
 import os
 import pickle
 import random
-import subprocess
 import sys
 from typing import Any
 
@@ -18,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import outlive
+import warm_server
 from outlive import SharedDict, SharedList, share
 from outlive._share import hashing
 from outlive._share.mappings import SharedSet
@@ -423,7 +423,8 @@ def test_a_pickle_can_be_read_while_its_writer_lives():
     """By a process that is no child of it by multiprocessing's doing."""
     shared = share(["a", "b"])
     program = "import pickle, sys; print(list(pickle.load(sys.stdin.buffer)))"
-    ended = subprocess.run([sys.executable, "-c", program], input=pickle.dumps(shared), capture_output=True, timeout=60)
+    pickled = pickle.dumps(shared)
+    ended = warm_server.run([sys.executable, "-c", program], input=pickled, capture_output=True, timeout=60)
 
     assert ended.stdout.strip() == b"['a', 'b']", ended.stderr
 
@@ -431,7 +432,7 @@ def test_a_pickle_can_be_read_while_its_writer_lives():
 def test_a_pickle_says_why_it_cannot_be_read_when_its_writer_is_gone():
     """And what to pickle instead."""
     program = "import outlive, pickle, sys; sys.stdout.buffer.write(pickle.dumps(outlive.share(['a'])))"
-    pickled = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=True).stdout
+    pickled = warm_server.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=True).stdout
 
     with pytest.raises(pickle.UnpicklingError, match=r"the process that pickled it is gone.*list\(shared\)"):
         pickle.loads(pickled)

@@ -14,6 +14,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import warm_server
+
 PROGRAMS = Path(__file__).with_name("programs")
 CELL_BY_NAME = re.compile(r"/dev/shm/outlive-\d+-\d+c")  # under OUTLIVE_SYSTEM=portable
 
@@ -47,7 +49,8 @@ def run_program(name: str, *arguments: str, before: tuple[str, ...] = ()) -> sub
     """A program of `programs/` in an interpreter of its own."""
     tests = str(Path(__file__).parent.parent)
     path = os.pathsep.join(entry for entry in [tests, *sys.path] if entry)
-    return subprocess.run(
+    run = subprocess.run if before else warm_server.run
+    return run(
         [*before, sys.executable, str(PROGRAMS / name), *arguments],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
