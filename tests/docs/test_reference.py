@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import enum
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable
@@ -306,7 +307,8 @@ def test_the_exit_status_is_that_of_the_help(verb):
 # ---------------------------------------------------------------- environment variables
 
 
-def variables() -> set[str]:
+@functools.cache
+def variables() -> frozenset[str]:
     """Return each variable that the package names: as a whole string in Python, in a call of getenv in C."""
     found = {options.variable(name) for name in options.NAMES}
     for path in (ROOT / "src" / "outlive").rglob("*.py"):
@@ -314,7 +316,7 @@ def variables() -> set[str]:
         found |= {text for text in strings if isinstance(text, str) and re.fullmatch(r"OUTLIVE(_[A-Z]+)*", text)}
     for path in (ROOT / "src" / "outlive").rglob("*.[ch]"):
         found |= set(re.findall(r'getenv\("(OUTLIVE\w*)"', path.read_text(encoding="utf-8")))
-    return found
+    return frozenset(found)
 
 
 VARIABLE_TABLES = ("General", "Options of `outlive run`", "Set by outlive")
