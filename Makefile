@@ -62,7 +62,7 @@ machine: setup  ## tests that change settings of the whole machine for some seco
 	OUTLIVE_MAY_CHANGE_MACHINE=1 $(BIN)/python -m pytest tests/doctor/test_whole_machine.py $(PYTEST_ARGS)
 
 portable: setup  ## the same faults and batches on the portable system layer, as macOS and Windows have it
-	OUTLIVE_SYSTEM=portable $(BIN)/python -m pytest -n 2 tests/test_transport.py tests/test_desk.py \
+	OUTLIVE_SYSTEM=portable $(BIN)/python -m pytest -n 2 tests/packing tests/test_desk.py \
 		tests/faults/test_any_system.py tests/share/test_reading.py \
 		tests/share/test_processes.py::test_everything_that_was_shared_is_read_by_workers \
 		tests/share/test_processes.py::test_a_name_goes_with_the_data_on_the_portable_layer \

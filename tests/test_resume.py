@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-import loader_inputs as s
+import loader_inputs as inputs
 import outlive
 from loader_comparison import differences, seed_trainer
 
@@ -94,7 +94,7 @@ class _Counting:
         self.left = state["left"]
 
 
-class CountedNoisy(s.Noisy):
+class CountedNoisy(inputs.Noisy):
     """A map-style dataset whose samples depend on how many it has made, and that can say so."""
 
     def __init__(self, size: int = 23) -> None:
@@ -112,7 +112,7 @@ class CountedNoisy(s.Noisy):
         self.made = state["made"]
 
 
-class EpochStream(s.Stream):
+class EpochStream(inputs.Stream):
     """Counts its epochs in itself, and shows it: what persists from one to the next."""
 
     def __init__(self, *sizes: int) -> None:
@@ -191,9 +191,9 @@ def assert_goes_on(arguments: Arguments, after: Any = None, later: Arguments | N
 
 
 WAYS: dict[str, Arguments] = {
-    "shuffled": lambda: {"dataset": s.Noisy(13), "batch_size": 2, "shuffle": True},
-    "stream": lambda: {"dataset": s.Stream(9, 1, 7), "batch_size": 3},
-    "stream with a state": lambda: {"dataset": s.StatefulStream(7, 0, 5), "batch_size": 2},
+    "shuffled": lambda: {"dataset": inputs.Noisy(13), "batch_size": 2, "shuffle": True},
+    "stream": lambda: {"dataset": inputs.Stream(9, 1, 7), "batch_size": 3},
+    "stream with a state": lambda: {"dataset": inputs.StatefulStream(7, 0, 5), "batch_size": 2},
 }
 
 
@@ -206,31 +206,31 @@ def test_batches_go_on_bit_for_bit_after_any_batch(arguments, num_workers):
 
 RARER: dict[str, tuple[Arguments, dict[str, Any]]] = {
     "a generator": (
-        lambda: {"dataset": s.Noisy(9), "batch_size": 2, "shuffle": True, "generator": s.generator()},
+        lambda: {"dataset": inputs.Noisy(9), "batch_size": 2, "shuffle": True, "generator": inputs.generator()},
         {"num_workers": 1},
     ),
     "a sampler that draws in portions from a generator": (
         lambda: {
-            "dataset": s.Noisy(40),
+            "dataset": inputs.Noisy(40),
             "batch_size": 9,
-            "sampler": torch.utils.data.RandomSampler(range(40), True, num_samples=50, generator=s.generator()),
+            "sampler": torch.utils.data.RandomSampler(range(40), True, num_samples=50, generator=inputs.generator()),
         },
         {"num_workers": 2},
     ),
     "a sampler with a state": (
-        lambda: {"dataset": s.Noisy(12), "batch_size": 2, "sampler": StatefulSampler(12)},
+        lambda: {"dataset": inputs.Noisy(12), "batch_size": 2, "sampler": StatefulSampler(12)},
         {"num_workers": 2},
     ),
     "a sampler that draws as it goes": (
-        lambda: {"dataset": s.Noisy(12), "batch_size": 2, "sampler": s.FreshGenerator(12)},
+        lambda: {"dataset": inputs.Noisy(12), "batch_size": 2, "sampler": inputs.FreshGenerator(12)},
         {"num_workers": 2},
     ),
     "a sampler that is at its end after its epoch": (
-        lambda: {"dataset": s.Noisy(12), "batch_size": 2, "sampler": StaysAtItsEnd(12)},
+        lambda: {"dataset": inputs.Noisy(12), "batch_size": 2, "sampler": StaysAtItsEnd(12)},
         {"num_workers": 2},
     ),
     "the same, here": (
-        lambda: {"dataset": s.Noisy(12), "batch_size": 2, "sampler": StaysAtItsEnd(12)},
+        lambda: {"dataset": inputs.Noisy(12), "batch_size": 2, "sampler": StaysAtItsEnd(12)},
         {"num_workers": 0},
     ),
     "a dataset with a state, here": (lambda: {"dataset": CountedNoisy(), "batch_size": 4}, {"num_workers": 0}),
@@ -239,19 +239,19 @@ RARER: dict[str, tuple[Arguments, dict[str, Any]]] = {
         {"num_workers": 2},
     ),
     "a policy without workers": (
-        lambda: {"dataset": s.Noisy(12), "batch_size": 3, "shuffle": True, "faults": "skip"},
+        lambda: {"dataset": inputs.Noisy(12), "batch_size": 3, "shuffle": True, "faults": "skip"},
         {"num_workers": 0},
     ),
     "a stream and a policy without workers": (
-        lambda: {"dataset": s.Stream(13), "batch_size": 3, "faults": "skip"},
+        lambda: {"dataset": inputs.Stream(13), "batch_size": 3, "faults": "skip"},
         {"num_workers": 0},
     ),
     "the number of workers is auto": (
-        lambda: {"dataset": s.Noisy(12), "batch_size": 2, "shuffle": True},
+        lambda: {"dataset": inputs.Noisy(12), "batch_size": 2, "shuffle": True},
         {"num_workers": "auto"},
     ),
     "workers that persist": (
-        lambda: {"dataset": s.Noisy(13), "batch_size": 2, "shuffle": True, "persistent_workers": True},
+        lambda: {"dataset": inputs.Noisy(13), "batch_size": 2, "shuffle": True, "persistent_workers": True},
         {"num_workers": 3},
     ),
     "streams of workers that persist": (
@@ -259,15 +259,15 @@ RARER: dict[str, tuple[Arguments, dict[str, Any]]] = {
         {"num_workers": 3},
     ),
     "streams with a state of workers that persist": (
-        lambda: {"dataset": s.StatefulStream(5, 2, 7), "batch_size": 2, "persistent_workers": True},
+        lambda: {"dataset": inputs.StatefulStream(5, 2, 7), "batch_size": 2, "persistent_workers": True},
         {"num_workers": 2},
     ),
     "many batches ahead": (
-        lambda: {"dataset": s.Noisy(60), "batch_size": 1, "prefetch_factor": 25},
+        lambda: {"dataset": inputs.Noisy(60), "batch_size": 1, "prefetch_factor": 25},
         {"num_workers": 2},
     ),
     "one stream is far ahead": (
-        lambda: {"dataset": s.Stream(40, 0, 0), "batch_size": 1, "prefetch_factor": 8},
+        lambda: {"dataset": inputs.Stream(40, 0, 0), "batch_size": 1, "prefetch_factor": 8},
         {"num_workers": 3},
     ),
 }
@@ -281,12 +281,12 @@ def test_batches_go_on_whatever_the_loader_is_made_of(arguments, more):
 
 def test_an_iterator_with_a_state_goes_on_where_it_was():
     """Also one that could not be begun again: its order is known to nobody else."""
-    arguments = lambda: {"dataset": s.Noisy(12), "batch_size": 2, "sampler": StatefulSamplerIterator(12)}  # noqa: E731
+    arguments = lambda: {"dataset": inputs.Noisy(12), "batch_size": 2, "sampler": StatefulSamplerIterator(12)}  # noqa: E731
     assert_goes_on(arguments, after=[1, 3], num_workers=2)
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_batches_go_on_under_every_start_method(method):
     """What is restored travels with the worker's first message, not with its memory."""
-    arguments = lambda: {"dataset": s.StatefulStream(5, 5), "batch_size": 2, "persistent_workers": True}  # noqa: E731
+    arguments = lambda: {"dataset": inputs.StatefulStream(5, 5), "batch_size": 2, "persistent_workers": True}  # noqa: E731
     assert_goes_on(arguments, after=[3], num_workers=2, multiprocessing_context=method)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-import loader_inputs as s
+import loader_inputs as inputs
 import outlive
 from loader_comparison import differences, seed_trainer
 
@@ -49,21 +49,21 @@ def indices_in(batches: list[Any]) -> list[int]:
 def test_deaths_before_and_after_do_not_show(tmp_path, stream):
     """A slot whose worker was replaced stands where it stood; and the one that goes on may die as well."""
 
-    def dataset(kills: s.Kills | None) -> Any:
-        return s.Stream(12, 11, kills=kills) if stream else s.Noisy(23, kills=kills)
+    def dataset(kills: inputs.Kills | None) -> Any:
+        return inputs.Stream(12, 11, kills=kills) if stream else inputs.Noisy(23, kills=kills)
 
     before, after = tmp_path / "before", tmp_path / "after"
     before.mkdir()
     after.mkdir()
     whole = undisturbed(dataset=dataset(None), batch_size=2, num_workers=2)
     seed_trainer()
-    dying = dataset(s.Kills(before, {1: {1}, 13: {1}}))
+    dying = dataset(inputs.Kills(before, {1: {1}, 13: {1}}))
     loader = outlive.DataLoader(dying, batch_size=2, num_workers=2)
     iterator = iter(loader)
     got = batches_of(iterator, 5)
     state = loader.state_dict()
     del iterator
-    again = outlive.DataLoader(dataset(s.Kills(after, {9: {1}, 21: {1}})), batch_size=2, num_workers=2)
+    again = outlive.DataLoader(dataset(inputs.Kills(after, {9: {1}, 21: {1}})), batch_size=2, num_workers=2)
     again.load_state_dict(state)
 
     assert differences(got + list(again), whole) == []
@@ -76,12 +76,14 @@ def test_deaths_before_and_after_do_not_show(tmp_path, stream):
 def test_a_slot_stands_where_its_dead_worker_was_while_the_next_one_starts(tmp_path, stream):
     """The batch that was delivered last is the dead one's; what it drew after that does not count."""
 
-    def dataset(kills: s.Kills | None) -> Any:
-        return s.Stream(14, kills=kills) if stream else s.Noisy(14, kills=kills)
+    def dataset(kills: inputs.Kills | None) -> Any:
+        return inputs.Stream(14, kills=kills) if stream else inputs.Noisy(14, kills=kills)
 
     whole = undisturbed(dataset=dataset(None), batch_size=2, num_workers=1, prefetch_factor=4)
     seed_trainer()
-    loader = outlive.DataLoader(dataset(s.Kills(tmp_path, {9: {1}})), batch_size=2, num_workers=1, prefetch_factor=4)
+    loader = outlive.DataLoader(
+        dataset(inputs.Kills(tmp_path, {9: {1}})), batch_size=2, num_workers=1, prefetch_factor=4
+    )
     iterator = iter(loader)
     got = batches_of(iterator, 2)
     while not iterator._machine.restarts:
@@ -95,7 +97,7 @@ def test_a_slot_stands_where_its_dead_worker_was_while_the_next_one_starts(tmp_p
 
 def test_a_slot_stands_at_the_delivered_batch_however_far_its_worker_is():
     """Also where it has made more batches since than its black box remembers."""
-    arguments: dict[str, Any] = {"dataset": s.Noisy(40), "num_workers": 1, "prefetch_factor": 30}
+    arguments: dict[str, Any] = {"dataset": inputs.Noisy(40), "num_workers": 1, "prefetch_factor": 30}
     whole = undisturbed(**arguments)
     seed_trainer()
     loader = outlive.DataLoader(**arguments)
@@ -111,11 +113,11 @@ def test_a_slot_stands_at_the_delivered_batch_however_far_its_worker_is():
 
 def test_quarantine_and_counts_are_taken_along(tmp_path):
     """A sample that has killed two workers kills no third one in the trainer's next life."""
-    deadly = s.Kills(tmp_path, {4: {1, 2, 3, 4}})
+    deadly = inputs.Kills(tmp_path, {4: {1, 2, 3, 4}})
     seed_trainer()
-    loader = outlive.DataLoader(s.Noisy(kills=deadly), batch_size=2, num_workers=2, faults="skip")
+    loader = outlive.DataLoader(inputs.Noisy(kills=deadly), batch_size=2, num_workers=2, faults="skip")
     got = list(loader)
-    again = outlive.DataLoader(s.Noisy(kills=deadly), batch_size=2, num_workers=2, faults="skip")
+    again = outlive.DataLoader(inputs.Noisy(kills=deadly), batch_size=2, num_workers=2, faults="skip")
     again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
     restored = again.statistics()
     more = list(again)
@@ -130,9 +132,9 @@ def test_quarantine_and_counts_are_taken_along(tmp_path):
 
 def test_a_sample_that_has_killed_once_has_one_try_less(tmp_path):
     """What was counted of a batch under way counts on: it is poison at its second death, not at its third."""
-    deadly = s.Kills(tmp_path, {6: {1, 2, 3, 4}})
+    deadly = inputs.Kills(tmp_path, {6: {1, 2, 3, 4}})
     seed_trainer()
-    loader = outlive.DataLoader(s.Noisy(8, kills=deadly), batch_size=2, num_workers=1, prefetch_factor=4)
+    loader = outlive.DataLoader(inputs.Noisy(8, kills=deadly), batch_size=2, num_workers=1, prefetch_factor=4)
     iterator = iter(loader)
     batches_of(iterator, 3)
     machine = iterator._machine
@@ -141,7 +143,7 @@ def test_a_sample_that_has_killed_once_has_one_try_less(tmp_path):
     state = loader.state_dict()
     iterator._shutdown_workers()
     times_before = (tmp_path / "moment-6").stat().st_size
-    again = outlive.DataLoader(s.Noisy(8, kills=deadly), batch_size=2, num_workers=1, faults="skip")
+    again = outlive.DataLoader(inputs.Noisy(8, kills=deadly), batch_size=2, num_workers=1, faults="skip")
     again.load_state_dict(state)
     got = list(again)
 
@@ -156,7 +158,9 @@ def test_a_sample_that_has_killed_once_has_one_try_less(tmp_path):
 def test_a_loader_goes_back_to_its_own_positions(persistent):
     """With an iterator alive, and more than once."""
     seed_trainer()
-    loader = outlive.DataLoader(s.Noisy(13), batch_size=2, shuffle=True, num_workers=2, persistent_workers=persistent)
+    loader = outlive.DataLoader(
+        inputs.Noisy(13), batch_size=2, shuffle=True, num_workers=2, persistent_workers=persistent
+    )
     iterator = iter(loader)
     first = batches_of(iterator, 2)
     state = loader.state_dict()
@@ -176,7 +180,7 @@ def test_a_loader_goes_back_to_its_own_positions(persistent):
 
 def test_a_position_outlives_the_iterator_that_was_left_in_the_middle():
     """`break` ends the workers, not the position."""
-    arguments: dict[str, Any] = {"dataset": s.Noisy(13), "batch_size": 2, "shuffle": True}
+    arguments: dict[str, Any] = {"dataset": inputs.Noisy(13), "batch_size": 2, "shuffle": True}
     for workers in (0, 2):
         whole = undisturbed(**arguments, num_workers=workers)
         seed_trainer()
@@ -197,7 +201,7 @@ def test_a_position_outlives_the_iterator_that_was_left_in_the_middle():
 @pytest.mark.parametrize(("workers", "later"), [(2, 3), (3, 0), (0, 2), (2, "auto")])
 def test_samples_go_on_in_order_with_another_number_of_workers(workers, later, caplog):
     """What is drawn at random is then seeded by batch, and the log says so."""
-    arguments: dict[str, Any] = {"dataset": s.Noisy(21), "batch_size": 2, "shuffle": True}
+    arguments: dict[str, Any] = {"dataset": inputs.Noisy(21), "batch_size": 2, "shuffle": True}
     whole = undisturbed(**arguments, num_workers=workers)
     state, _ = state_after(3, **arguments, num_workers=workers)
     with caplog.at_level(logging.INFO, "outlive"):
@@ -215,7 +219,7 @@ def test_samples_go_on_in_order_with_another_number_of_workers(workers, later, c
 
 def test_auto_goes_on_bit_for_bit_with_a_fixed_number(caplog):
     """Its random numbers never depended on the number of workers."""
-    arguments: dict[str, Any] = {"dataset": s.Noisy(21), "batch_size": 2, "shuffle": True}
+    arguments: dict[str, Any] = {"dataset": inputs.Noisy(21), "batch_size": 2, "shuffle": True}
     whole = undisturbed(**arguments, num_workers="auto")
     state, _ = state_after(4, **arguments, num_workers="auto")
     again = outlive.DataLoader(**arguments, num_workers=2)
@@ -227,10 +231,10 @@ def test_auto_goes_on_bit_for_bit_with_a_fixed_number(caplog):
 def test_nothing_is_lost_or_twice_out_of_order():
     """Batches that were under way are done again, whoever had them."""
     seed_trainer()
-    loader = outlive.DataLoader(s.Noisy(24), batch_size=2, num_workers=3, in_order=False)
+    loader = outlive.DataLoader(inputs.Noisy(24), batch_size=2, num_workers=3, in_order=False)
     iterator = iter(loader)
     got = batches_of(iterator, 5)
-    again = outlive.DataLoader(s.Noisy(24), batch_size=2, num_workers=3, in_order=False)
+    again = outlive.DataLoader(inputs.Noisy(24), batch_size=2, num_workers=3, in_order=False)
     again.load_state_dict(loader.state_dict())
 
     assert sorted(indices_in(got + list(again))) == list(range(24))
@@ -238,15 +242,15 @@ def test_nothing_is_lost_or_twice_out_of_order():
 
 MISFITS: dict[str, tuple[dict[str, Any], str]] = {
     "batch_size": ({"batch_size": 4}, "batch_size is 4, in the state it is 2"),
-    "length": ({"dataset": s.Noisy(9)}, "the dataset has 9 samples, in the state it has 23"),
-    "kind": ({"dataset": s.Stream(9)}, "the dataset is iterable, the state is of one that is map-style"),
+    "length": ({"dataset": inputs.Noisy(9)}, "the dataset has 9 samples, in the state it has 23"),
+    "kind": ({"dataset": inputs.Stream(9)}, "the dataset is iterable, the state is of one that is map-style"),
 }
 
 
 @pytest.mark.parametrize(("other", "words"), MISFITS.values(), ids=MISFITS)
 def test_a_state_that_does_not_fit_is_refused_with_both_values(other, words):
     """At once, not in the middle of a wrong epoch."""
-    arguments: dict[str, Any] = {"dataset": s.Noisy(), "batch_size": 2, "num_workers": 0}
+    arguments: dict[str, Any] = {"dataset": inputs.Noisy(), "batch_size": 2, "num_workers": 0}
     state, _ = state_after(1, **arguments)
 
     with pytest.raises(outlive.PositionError, match=words):
@@ -255,8 +259,8 @@ def test_a_state_that_does_not_fit_is_refused_with_both_values(other, words):
 
 def test_streams_are_not_dealt_out_to_another_number_of_workers():
     """Each is one worker's; between epochs it does not matter."""
-    state, loader = state_after(1, dataset=s.Stream(6, 6), batch_size=2, num_workers=2)
-    other = outlive.DataLoader(s.Stream(6, 6), batch_size=2, num_workers=1)
+    state, loader = state_after(1, dataset=inputs.Stream(6, 6), batch_size=2, num_workers=2)
+    other = outlive.DataLoader(inputs.Stream(6, 6), batch_size=2, num_workers=1)
 
     with pytest.raises(outlive.PositionError, match="num_workers is 1, in the state it is 2"):
         other.load_state_dict(state)
@@ -269,7 +273,7 @@ def test_streams_are_not_dealt_out_to_another_number_of_workers():
 def test_what_is_no_state_is_refused(state):
     """Whatever somebody finds in an old checkpoint."""
     with pytest.raises(outlive.PositionError, match=r"no state of outlive|has format 99"):
-        outlive.DataLoader(s.Noisy()).load_state_dict(state)
+        outlive.DataLoader(inputs.Noisy()).load_state_dict(state)
 
 
 # ---------------------------------------------------------------- what a state is
@@ -283,7 +287,7 @@ def test_a_state_is_small_and_plain():
     batches_of(iterator, 9)
     quiet = loader.state_dict()
     del iterator
-    state, _ = state_after(9, dataset=s.Noisy(1000), batch_size=4, shuffle=True, num_workers=4)
+    state, _ = state_after(9, dataset=inputs.Noisy(1000), batch_size=4, shuffle=True, num_workers=4)
 
     assert len(pickle.dumps(quiet)) < 30_000  # nobody drew: nothing to tell of four workers
     assert len(pickle.dumps(state)) < 100 * 1024
@@ -292,7 +296,7 @@ def test_a_state_is_small_and_plain():
 
 def test_a_state_loads_with_weights_only(tmp_path):
     """A checkpoint that torch loads safely may have it."""
-    state, _ = state_after(2, dataset=s.Noisy(), batch_size=2, num_workers=0)
+    state, _ = state_after(2, dataset=inputs.Noisy(), batch_size=2, num_workers=0)
     torch.save(state, tmp_path / "checkpoint.pt")
 
     assert torch.load(tmp_path / "checkpoint.pt", weights_only=True) == state
@@ -304,7 +308,7 @@ def test_a_state_loads_with_weights_only(tmp_path):
 def test_a_position_is_written_every_n_batches(tmp_path):
     """The newest, the one before it, and the end of an epoch: whichever a checkpoint belongs to is there."""
     path = tmp_path / "position"
-    arguments: dict[str, Any] = {"dataset": s.Noisy(14), "batch_size": 2, "num_workers": 2}
+    arguments: dict[str, Any] = {"dataset": inputs.Noisy(14), "batch_size": 2, "num_workers": 2}
     whole = undisturbed(**arguments)
     seed_trainer()
     loader = outlive.DataLoader(**arguments, journal_position=path, journal_every=3)
@@ -330,7 +334,12 @@ def outlive_without_file(loader: Any) -> Any:
 def test_a_position_at_the_end_of_an_epoch_begins_the_next(tmp_path):
     """The trainer says which epoch it is in; after its last batch that is ambiguous."""
     path = tmp_path / "position"
-    arguments: dict[str, Any] = {"dataset": s.Noisy(12), "batch_size": 2, "journal_position": path, "journal_every": 2}
+    arguments: dict[str, Any] = {
+        "dataset": inputs.Noisy(12),
+        "batch_size": 2,
+        "journal_position": path,
+        "journal_every": 2,
+    }
     seed_trainer()
     list(outlive.DataLoader(**arguments))
 
@@ -347,8 +356,8 @@ def test_a_damaged_position_is_refused_and_a_full_disk_ends_nothing(tmp_path, ca
     path.write_bytes(b"outlive position 1\nxxxxrubbish")
 
     with pytest.raises(outlive.PositionError, match="damaged"):
-        outlive.DataLoader(s.Noisy(), journal_position=path, journal_resume=True)
-    gone = outlive.DataLoader(s.Noisy(6), journal_position=tmp_path / "no" / "folder", journal_every=2)
+        outlive.DataLoader(inputs.Noisy(), journal_position=path, journal_resume=True)
+    gone = outlive.DataLoader(inputs.Noisy(6), journal_position=tmp_path / "no" / "folder", journal_every=2)
     assert len(list(gone)) == 6
     assert "could not be written" in caplog.text
 
@@ -357,10 +366,10 @@ def test_a_damaged_position_is_refused_and_a_full_disk_ends_nothing(tmp_path, ca
 def test_the_interval_is_checked(wrong):
     """A clear error for what makes no sense."""
     with pytest.raises((TypeError, ValueError), match="journal_every must be"):
-        outlive.DataLoader(s.Noisy(), journal_every=wrong)
+        outlive.DataLoader(inputs.Noisy(), journal_every=wrong)
 
 
 def test_there_is_no_position_without_a_file():
     """And the message says what to write."""
     with pytest.raises(outlive.PositionError, match="journal_position="):
-        outlive.DataLoader(s.Noisy()).load_position()
+        outlive.DataLoader(inputs.Noisy()).load_position()

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as torch_loader
 
 import epoch_datasets
-import loader_inputs as s
+import loader_inputs as inputs
 import outlive
 from adoption import loaders
 from adoption.loaders import BAD, DEADLY, SIZE, Faulty, Healthy, indices
@@ -75,18 +75,18 @@ def test_exceptions_are_dealt_with_when_there_are_no_workers():
 
 
 GRID = {
-    "shuffled": (lambda: {"dataset": s.Noisy(), "batch_size": 3, "shuffle": True}, {"num_workers": 2}),
-    "no workers": (lambda: {"dataset": s.Noisy(), "batch_size": 3, "shuffle": True}, {"num_workers": 0}),
+    "shuffled": (lambda: {"dataset": inputs.Noisy(), "batch_size": 3, "shuffle": True}, {"num_workers": 2}),
+    "no workers": (lambda: {"dataset": inputs.Noisy(), "batch_size": 3, "shuffle": True}, {"num_workers": 0}),
     "generator": (
-        lambda: {"dataset": s.Noisy(), "batch_size": 3, "shuffle": True, "generator": s.generator()},
+        lambda: {"dataset": inputs.Noisy(), "batch_size": 3, "shuffle": True, "generator": inputs.generator()},
         {"num_workers": 2, "prefetch_factor": 3},
     ),
-    "stream": (lambda: {"dataset": s.Stream(9, 4, 13), "batch_size": 3, "drop_last": True}, {"num_workers": 3}),
+    "stream": (lambda: {"dataset": inputs.Stream(9, 4, 13), "batch_size": 3, "drop_last": True}, {"num_workers": 3}),
     "persistent": (
-        lambda: {"dataset": s.Noisy(), "batch_size": 3, "shuffle": True},
+        lambda: {"dataset": inputs.Noisy(), "batch_size": 3, "shuffle": True},
         {"num_workers": 2, "persistent_workers": True},
     ),
-    "out of order": (lambda: {"dataset": s.Noisy(), "batch_size": 4}, {"num_workers": 1, "in_order": False}),
+    "out of order": (lambda: {"dataset": inputs.Noisy(), "batch_size": 4}, {"num_workers": 1, "in_order": False}),
 }
 
 
@@ -135,7 +135,7 @@ def test_changes_count_when_a_library_makes_them_after_creation():
 @pytest.mark.parametrize("kind", [DataLoader, loaders.KeepsIterator])
 def test_a_persistent_loader_begins_anew_when_its_workers_had_given_up(kind, tmp_path):
     """An epoch that ended with an error is not the loader's end, whoever holds its iterator."""
-    dataset = epoch_datasets.EpochAware(SIZE, s.Kills(tmp_path, {(0, 5): {1}}))
+    dataset = epoch_datasets.EpochAware(SIZE, inputs.Kills(tmp_path, {(0, 5): {1}}))
     loader = kind(dataset, batch_size=4, num_workers=2, persistent_workers=True)
     with outlive.installed(outlive.FaultPolicy(max_restarts=0)):
         with pytest.raises(outlive.TooManyFaultsError):

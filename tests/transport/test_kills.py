@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-import loader_inputs as s
+import loader_inputs as inputs
 from loader_comparison import OURS
 from outlive import FaultPolicy
 from transport import batch_values
@@ -106,9 +106,11 @@ def test_every_batch_is_whole_when_workers_are_killed_at_random_moments(seed):
 def test_a_batch_is_made_again_when_its_worker_dies_with_half_of_it_written(tmp_path: Path):
     """Its tensors lie in a cell, the pickle is unfinished, nothing was sent: nobody sees any of it."""
     moments = {("sent", i): {1} for i in (2, 3, 7)}
-    kills = s.Kills(tmp_path, moments)
+    kills = inputs.Kills(tmp_path, moments)
     descriptors = open_descriptors()
-    samples = [[torch.full((100_000,), float(i)), s.KillsWhenPickled(kills, i), torch.full((9,), i)] for i in range(12)]
+    samples = [
+        [torch.full((100_000,), float(i)), inputs.KillsWhenPickled(kills, i), torch.full((9,), i)] for i in range(12)
+    ]
     loader = OURS(
         batch_values.ReadySamples(*samples),
         batch_size=None,

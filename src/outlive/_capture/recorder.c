@@ -2,7 +2,7 @@
  *
  * Reads   siginfo, the interrupted thread's registers and memory, /proc/self/maps.
  * Writes  one record, and the maps behind it, in shared memory that outlives the process.
- * Never   allocates, locks or calls what is not async-signal-safe (tests/test_recorder.py reads this file for that);
+ * Never   allocates, locks or calls what is not async-signal-safe (tests/recorder/test_source.py checks it);
  *         costs nothing until a signal comes.
  *
  *     signal ─► claim ─► facts ─► code, stack, returns ─► maps ─► step down ─► return

@@ -1,0 +1,1 @@
+"""The fleet's decisions alone, without a process: each transition of the machine."""

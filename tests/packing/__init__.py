@@ -1,0 +1,1 @@
+"""How a batch is packed into shared memory and read back, in one process."""

@@ -1,0 +1,1 @@
+"""The fatal-signal recorder, in processes that really die."""
