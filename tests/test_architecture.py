@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-HOUSE = Path(__file__).parents[1] / "src" / "outlive"
+TESTS = Path(__file__).parent
+HOUSE = TESTS.parent / "src" / "outlive"
 ROWS = (
     {
         *("records", "orders", "incident", "evidence", "verdicts", "crashes", "plain", "tables", "quantities"),
@@ -46,6 +47,7 @@ IMPURE = {
 }
 BANNED_NAMES = {"utils", "common", "core", "base", "helpers", "api"}
 MAX_LINES = 499
+MAX_TEST_LINES = 600
 MAX_IMPORT_MS = 100
 
 
@@ -94,7 +96,7 @@ def impurities(root: Path) -> list[str]:
     """What the pure modules, or neighbours they lean on, import or call that could see or change the world."""
     trees = dict(modules(root))
     wrong = []
-    waiting, seen = sorted(PURE & trees.keys()), set()
+    waiting, seen = sorted(PURE & trees.keys()), set()  # `missing_pure_modules` finds the others
     while waiting:
         name = waiting.pop()
         if name in seen:
@@ -113,6 +115,13 @@ def impurities(root: Path) -> list[str]:
     return wrong
 
 
+def missing_pure_modules(root: Path) -> list[str]:
+    """Names in PURE without a module: after a rename, `impurities` would no longer look at it."""
+    return [
+        f"{name}: stands in PURE, but there is no such module" for name in sorted(PURE) if not (root / name).exists()
+    ]
+
+
 def untidy_modules(root: Path) -> list[str]:
     """Modules that are too long, say nothing about themselves, or have a name that says nothing."""
     wrong = []
@@ -128,10 +137,26 @@ def untidy_modules(root: Path) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("check", [wrong_imports, impurities, untidy_modules])
+def long_tests(root: Path) -> list[str]:
+    """Modules of tests, and helpers beside them, that are too long to be read in one go."""
+    wrong = []
+    for path in sorted(root.rglob("*.py")):
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        if lines > MAX_TEST_LINES:
+            name = path.relative_to(root).as_posix()
+            wrong.append(f"{name}: {lines} lines, at most {MAX_TEST_LINES}; split it by subject")
+    return wrong
+
+
+@pytest.mark.parametrize("check", [wrong_imports, impurities, missing_pure_modules, untidy_modules])
 def test_the_source_follows_the_rules(check):
-    """DESIGN section 4, line by line."""
+    """The rows and rules of ARCHITECTURE.md, line by line."""
     assert check(HOUSE) == []
+
+
+def test_no_test_module_is_too_long():
+    """A test is found by its file's name: a file has one subject."""
+    assert long_tests(TESTS) == []
 
 
 @pytest.mark.parametrize(
@@ -168,6 +193,29 @@ def test_a_check_complains_once_when_its_rule_is_broken(tmp_path, check, name, s
 
     assert len(complaints) == 1
     assert complaints[0].startswith(f"{name}: ")
+
+
+def test_a_pure_module_is_missed_when_it_is_renamed(tmp_path):
+    """Else renaming it would end the check of it."""
+    for name in PURE:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert missing_pure_modules(tmp_path) == []
+
+    (tmp_path / "_fleet/machine.py").rename(tmp_path / "_fleet/engine.py")
+
+    assert missing_pure_modules(tmp_path) == ["_fleet/machine.py: stands in PURE, but there is no such module"]
+
+
+@pytest.mark.parametrize("name", ["test_long.py", "machine/helper.py"])
+def test_a_long_test_module_is_found(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("\n" * MAX_TEST_LINES)
+    assert long_tests(tmp_path) == []
+
+    (tmp_path / name).write_text("\n" * (MAX_TEST_LINES + 1))
+
+    assert long_tests(tmp_path) == [f"{name}: 601 lines, at most 600; split it by subject"]
 
 
 @pytest.mark.parametrize("line", ["from outlive._fleet import clock", "from outlive._fleet.clock import now"])
