@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup lint format test notebooks browser machine portable wheel clients demo bench bench-peers clean
+.PHONY: help setup lint format test test-all stress notebooks browser machine portable wheel clients demo bench bench-peers clean
 
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 14
@@ -44,12 +44,24 @@ format: setup  ## let ruff fix and format what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: setup lint  ## lint, all tests, and the wheel (PYTEST_ARGS='-k name' to choose)
-	$(BIN)/python -m pytest -n 2 -m "not alone and not browser" --ignore tests/clients $(PYTEST_ARGS) $(MAY_BE_EMPTY)
-	$(BIN)/python -m pytest -m "alone and not browser" --ignore tests/clients $(PYTEST_ARGS) $(MAY_BE_EMPTY)
-	@$(MAKE) --no-print-directory portable wheel
+# What each target runs. `full` repeats a promise, `alone` needs the machine to itself, `browser` a real browser.
+PYTEST := $(BIN)/python -m pytest --ignore tests/clients
+QUICK := not full and not browser
 
-notebooks: setup  ## those tests alone that need a notebook kernel (`make test` has them, too)
+test: setup lint  ## lint, types, every promise once, the wheel: 10 minutes (PYTEST_ARGS='-k name' to choose)
+	$(PYTEST) -n 2 -m "$(QUICK) and not alone" $(PYTEST_ARGS) $(MAY_BE_EMPTY)
+	$(PYTEST) -m "$(QUICK) and alone" $(PYTEST_ARGS) $(MAY_BE_EMPTY)
+	@$(MAKE) --no-print-directory wheel
+
+test-all: test  ## and every start method and seed, notebooks, the portable layer, clients, browser, machine: 35 minutes
+	$(PYTEST) -n 2 -m "full and not browser and not alone" $(PYTEST_ARGS) $(MAY_BE_EMPTY)
+	$(PYTEST) -m "full and not browser and alone" $(PYTEST_ARGS) $(MAY_BE_EMPTY)
+	@$(MAKE) --no-print-directory portable clients browser machine
+
+stress: setup  ## the tests of `make test` beside two busy loops per core, then in a random order
+	$(BIN)/python tests/stress.py -n 2 -m "$(QUICK)" --ignore tests/clients $(PYTEST_ARGS)
+
+notebooks: setup  ## the tests that need a notebook kernel (`make test-all` has them, too)
 	$(BIN)/python -m pytest tests/notebooks $(PYTEST_ARGS)
 
 browser: setup  ## the dashboard in Chromium; installs it where apt may, and playwright (OUTLIVE_PICTURES=docs/guide/pictures: new pictures)

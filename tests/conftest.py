@@ -7,6 +7,7 @@ Never   anything a test could come to depend on.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -30,10 +31,16 @@ hypothesis.settings.load_profile("outlive")
 _journal = tempfile.TemporaryDirectory(prefix="outlive-tests-", ignore_cleanup_errors=True)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run modules, and tests in them, in a random order")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if not config.pluginmanager.is_registered(plugin):  # by its entry point, where outlive was installed with it
         config.pluginmanager.register(plugin)
     leaks.adopt_orphans()
+    # Zygotes that the fork server starts have torch already; those of spawn import it, as users' do.
+    multiprocessing.set_forkserver_preload(["torch", "numpy"])
     os.environ["OUTLIVE_HOME"] = _journal.name  # of workers and programs, too: they inherit it
     os.environ["OUTLIVE_RUNTIME"] = os.path.join(_journal.name, "runtime")
 
@@ -43,8 +50,10 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` and `-k` choose: rows are counted over whole tests
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     selection.mark_repetitions(items)
+    if config.option.shuffle is not None:
+        selection.shuffle(items, config.option.shuffle)
 
 
 def pytest_collection_finish() -> None:

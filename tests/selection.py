@@ -1,7 +1,7 @@
-"""Mark as `full` what repeats a promise under another start method: `make test` leaves it to `make test-all`.
+"""Choose and order tests: mark repetitions as `full`, which `make test` leaves to `make test-all`, and shuffle.
 
 Reads:   the parameters of each collected test.
-Writes:  the mark `full` on some of its cases.
+Writes:  the mark `full` on cases that repeat a promise under another start method or seed.
 Never:   drops a test, or all cases of any row: each row stays under at least one start method.
 
 A test with a parameter that names start methods repeats each row of its other parameters under fork, spawn and
@@ -10,11 +10,13 @@ forkserver. `make test` keeps:
     one row        its first start method (fork, where it has that) and one of the others
     several rows   each row once, with start methods taken in turn, so that rows and methods are covered pairwise
 
-Which ones follows from the test's name alone, so it is the same however the tests were chosen or ordered.
+Which ones follows from the test's name alone, so it is the same however the tests were chosen or ordered. Of a
+parameter `seed`, `make test` keeps the first values.
 """
 
 from __future__ import annotations
 
+import random
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable
@@ -22,6 +24,7 @@ from collections.abc import Iterable
 import pytest
 
 _METHODS = {"fork", "spawn", "forkserver"}
+_SEEDS = 4
 
 
 def mark_repetitions(items: Iterable[pytest.Item]) -> None:
@@ -32,9 +35,9 @@ def mark_repetitions(items: Iterable[pytest.Item]) -> None:
             tests[item.nodeid.partition("[")[0]].append(item)
     for name, cases in tests.items():
         parameter = _parameter_with_methods(cases)
-        if parameter:
-            for case in _repetitions(name, cases, parameter):
-                case.add_marker(pytest.mark.full)
+        repeated = _repetitions(name, cases, parameter) if parameter else []
+        for case in [*repeated, *_later_seeds(cases)]:
+            case.add_marker(pytest.mark.full)
 
 
 def _parameter_with_methods(cases: list[pytest.Function]) -> str | None:
@@ -62,3 +65,15 @@ def _repetitions(name: str, cases: list[pytest.Function], parameter: str) -> lis
             kept = {methods[(turn + number) % len(methods)]}
         left_out += [case for method, case in by_method.items() if method not in kept]
     return left_out
+
+
+def _later_seeds(cases: list[pytest.Function]) -> list[pytest.Function]:
+    seeds = list(dict.fromkeys(case.callspec.params["seed"] for case in cases if "seed" in case.callspec.params))
+    return [case for case in cases if case.callspec.params.get("seed") in seeds[_SEEDS:]]
+
+
+def shuffle(items: list[pytest.Item], seed: int) -> None:
+    """Put modules, and the tests in each, in an order that follows from the seed."""
+    chance = random.Random(seed)
+    modules: dict[str, float] = defaultdict(chance.random)
+    items.sort(key=lambda item: (modules[item.nodeid.partition("::")[0]], chance.random()))

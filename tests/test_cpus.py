@@ -135,7 +135,6 @@ def test_the_affinity_mask_of_a_real_process_is_minded():
     assert all(counts.periods >= counts.throttled >= 0 for counts in cpus.look().throttling)
 
 
-@pytest.mark.faults
 def test_a_real_limit_is_seen_from_inside_and_so_is_its_throttling():
     """A fifth of a CPU: whoever wants more than that is stopped in nearly every period."""
     with cpu_group(0.2) as group:

@@ -18,7 +18,6 @@ from deadlines import wait_until
 from outlive._system.bond import GAVE_UP, Bond, Fallen
 from rank_program import BATCH, SAMPLES
 
-pytestmark = pytest.mark.faults
 PROGRAM = Path(__file__).parent / "rank_program.py"
 DEADLINE_S = 120
 

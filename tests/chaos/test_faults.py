@@ -85,7 +85,6 @@ def all_at_once(request: pytest.FixtureRequest) -> tuple[list[int], dict[int, li
     return arrived, incidents
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("name", DEATHS)
 def test_a_death_is_found_for_what_it_is(all_at_once, name):
     """The verdict and the signal are those of the fault that was planted, under fork and under spawn."""
@@ -101,7 +100,6 @@ def test_a_death_is_found_for_what_it_is(all_at_once, name):
         assert incident.exit.code == fault.code
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("name", OTHERS)
 def test_an_exception_is_found_for_what_it_is(all_at_once, name):
     """Nobody dies of it, and its sample is named."""
@@ -110,7 +108,6 @@ def test_an_exception_is_found_for_what_it_is(all_at_once, name):
     assert (incident.kind, incident.verdict.name) == (IncidentKind.EXCEPTION, OTHERS[name][1])
 
 
-@pytest.mark.faults
 def test_every_other_sample_arrives_whatever_is_planted(all_at_once):
     """Each fault costs its own sample; a slow one, and one that leaves processes behind, cost none."""
     arrived, incidents = all_at_once
@@ -136,7 +133,6 @@ def _growth(fault: Fault) -> tuple[int, int]:
     return process.memory_info().rss - before[0], process.num_fds() - before[1]
 
 
-@pytest.mark.faults
 def test_leaks_stay_in_the_process_that_has_them_and_faults_are_tasks_of_a_pool():
     """Memory is really touched, files stay open; a pool survives its tasks."""
     with outlive.Pool(1) as pool:
@@ -149,7 +145,6 @@ def test_leaks_stay_in_the_process_that_has_them_and_faults_are_tasks_of_a_pool(
     assert files == 12
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("method", METHODS)
 def test_a_transient_fault_costs_nothing_at_any_moment(method):
     """Fired once or as often as said, in whichever process; then everything is delivered, in order."""
@@ -173,7 +168,6 @@ def test_a_transient_fault_costs_nothing_at_any_moment(method):
     assert (kinds.count(IncidentKind.CRASH), kinds.count(IncidentKind.EXCEPTION)) == (7, 1)
 
 
-@pytest.mark.faults
 def test_samples_are_chosen_by_the_seed_and_kept_in_every_try():
     """Sometimes fires at the same samples in every run; another seed chooses others."""
     fault = t.Sometimes(0.2, t.Raise(), seed=3)
@@ -186,7 +180,6 @@ def test_samples_are_chosen_by_the_seed_and_kept_in_every_try():
     assert chosen != [index for index in range(60) if t.Sometimes(0.2, t.Raise(), seed=4).chooses(f"fetch {index}")]
 
 
-@pytest.mark.faults
 def test_streams_have_faults_by_number_and_by_worker():
     """A number means that of every worker; a pair means one worker."""
     faulty = t.Faulty(Stream(40), {3: t.Raise(), (1, 5): t.Once(t.Kill()), (0, 7): t.Kill()})
@@ -197,7 +190,6 @@ def test_streams_have_faults_by_number_and_by_worker():
     assert not hasattr(faulty, "__len__")
 
 
-@pytest.mark.faults
 def test_a_source_that_fails_for_a_while_opens_the_breaker_and_nothing_is_lost():
     """An outage that begins and ends by itself; one that lasts as long as a block."""
     outage = t.Outage(after=20, seconds=1.0)  # longer than a worker may wait for a CPU between two samples
@@ -231,7 +223,6 @@ def test_a_faulty_dataset_is_else_the_dataset_it_was(kind, many):
         faulty[5]
 
 
-@pytest.mark.faults
 def test_faults_fire_in_getitems_where_the_dataset_has_it():
     """The batch is searched for them, and one that fires once costs nothing."""
     loader = loader_of(t.Faulty(NumbersAtOnce(24), {6: t.Raise(), 13: t.Once(t.Kill())}), retries=1)

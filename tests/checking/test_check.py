@@ -24,7 +24,6 @@ from outlive.errors import PositionError
 from outlive.loader.fingerprint import Fingerprint
 from outlive.loader.quarantine_file import BadSample
 
-pytestmark = pytest.mark.faults
 SIZE = 100_000
 TESTS = Path(__file__).parents[1]
 

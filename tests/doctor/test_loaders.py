@@ -23,7 +23,7 @@ from outlive.doctor.fetching import Look
 from outlive.doctor.plan import Plan
 from outlive.doctor.sampling import Sampled
 
-pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.timeout(400)]
 memory_group = control_groups.memory_group
 
 CLEAN = ("clean_stock", "clean_ours", "clean_spawned", "clean_stream", "clean_alone")

@@ -354,7 +354,6 @@ def test_progress_goes_to_the_end(tmp_path):
 # ---------------------------------------------------------------- a clean environment
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)  # 12 s of a free core
 def test_a_stock_installation_is_clean():
     """torch, NumPy, pandas, pyarrow, SciPy and scikit-learn, loaded together: nothing here, nor on older machines."""
@@ -377,7 +376,6 @@ print(json.dumps([[finding.to_dict() for finding in seen.findings], seen.facts])
     assert not [fact for fact in facts if "not looked at" in fact and "/torch/" in fact]
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="an older CPU is qemu-user's")
 def test_an_older_cpu_dies_and_lives_as_foretold(tmp_path):
     """Emulated: a Nehalem has no AVX; one library runs it at load, one asks before."""

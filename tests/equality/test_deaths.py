@@ -143,7 +143,6 @@ def assert_deaths_do_not_show(make: Deadly, when: dict[Any, set[int]], folder: P
     return ours
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize(("make", "when"), DEATHS.values(), ids=DEATHS)
 def test_deaths_do_not_show_in_what_is_delivered(make, when, tmp_path):
     """The worker is replaced, its work done again: bit for bit what torch delivers when nobody dies."""
@@ -186,14 +185,12 @@ PERSISTENT_DEATHS: dict[str, tuple[Deadly, dict[Any, set[int]]]] = {
 }
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize(("make", "when"), PERSISTENT_DEATHS.values(), ids=PERSISTENT_DEATHS)
 def test_deaths_do_not_show_in_any_epoch_when_workers_persist(make, when, tmp_path):
     """A replacement goes on with the random state and the epoch of the worker it replaces."""
     assert_deaths_do_not_show(make, when, tmp_path, num_workers=2, epochs=3, persistent_workers=True)
 
 
-@pytest.mark.faults
 def test_deaths_do_not_show_when_an_epoch_with_deaths_is_broken_off(tmp_path):
     """What the broken epoch had asked for is finished by whoever lives, as torch's workers finish it."""
     assert_deaths_do_not_show(
@@ -207,8 +204,6 @@ def test_deaths_do_not_show_when_an_epoch_with_deaths_is_broken_off(tmp_path):
     )
 
 
-@pytest.mark.faults
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_deaths_do_not_show_under_another_start_method(method, tmp_path):
     """The zygote is not the trainer's fork here, but holds the same dataset."""
@@ -294,7 +289,6 @@ SHOT: dict[str, Arguments] = {
 }
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("kind", [KillsWorkers, KillsZygotes], ids=["worker", "zygote"])
 @pytest.mark.parametrize("arguments", SHOT.values(), ids=SHOT)
 def test_kills_from_outside_do_not_show_whenever_they_come(arguments, kind):
@@ -306,7 +300,6 @@ def test_kills_from_outside_do_not_show_whenever_they_come(arguments, kind):
     assert ours.loader.statistics().restarts > 0
 
 
-@pytest.mark.faults
 def test_a_stateful_stream_is_restored_rather_than_run_again_when_its_worker_dies(tmp_path):
     """state_dict spares the samples that were made before: fewer are made than by starting again."""
     (tmp_path / "kills").mkdir()

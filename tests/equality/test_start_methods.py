@@ -15,7 +15,6 @@ from equality.assertions import Arguments, assert_same
 from loader_comparison import OURS, TORCH, differences, run
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_batches_are_torchs_under_another_start_method(method):
     """Three epochs of a persistent fleet that imports and unpickles everything anew."""
@@ -45,7 +44,6 @@ STARTED: dict[str, Arguments] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", STARTED)
 def test_batches_are_those_under_fork_when_started_otherwise(case):
     """The start method does not show in what is delivered."""

@@ -45,12 +45,21 @@ STAGES = {
 # ---------------------------------------------------------------- rows
 
 
-def rows(sites: Iterable[FaultSite], *conditions: Callable[[Fault, FaultSite], bool]) -> Any:
-    """Every fault at each of these sites that meets the conditions, as parameters (fault, site)."""
+def rows(sites: Iterable[FaultSite], *conditions: Callable[[Fault, FaultSite], bool], turn: int | None = None) -> Any:
+    """Every fault at each of these sites that meets the conditions, as parameters (fault, site).
+
+    With a `turn` (0 to 2), two thirds of the rows are `full`. Tests with different turns share the rows among them, and
+    each test has every fault and every site in its third.
+    """
     found = [
-        pytest.param(fault, site, id=f"{name}-{site}")
-        for site in sites
-        for name, fault in FAULTS.items()
+        pytest.param(
+            fault,
+            site,
+            id=f"{name}-{site}",
+            marks=[] if turn is None or (of_site + of_fault) % 3 == turn else pytest.mark.full,
+        )
+        for of_site, site in enumerate(sites)
+        for of_fault, (name, fault) in enumerate(FAULTS.items())
         if site.moment not in fault.spares and all(condition(fault, site) for condition in conditions)
     ]
     return pytest.mark.parametrize(("fault", "site"), found)

@@ -24,8 +24,6 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from outlive import DataLoader, FaultPolicy
 from outlive._system import choice
 
-pytestmark = pytest.mark.faults
-
 SIZE = 24
 LARGE = 40_000  # floats in a sample, so that batches travel in cells
 

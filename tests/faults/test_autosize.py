@@ -18,7 +18,6 @@ from outlive import FaultPolicy
 from outlive._fleet.sizing import Sizing
 from outlive.loader import pacing
 
-pytestmark = pytest.mark.faults
 METHODS = ("fork", "spawn", "forkserver")
 DEADLINE_S = 60.0
 SIZE = 60

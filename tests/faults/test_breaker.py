@@ -33,8 +33,6 @@ from faults.sources import (
 )
 from outlive import Incident, IncidentKind, SourceUnavailableError
 
-pytestmark = pytest.mark.faults
-
 OPENED = "opened the breaker, no sample is condemned, waiting for it"
 CLOSED = "closed the breaker, going on"
 everywhere = pytest.mark.parametrize("method", ["fork", "spawn", "forkserver", None])

@@ -23,7 +23,6 @@ from faults.crashes import CRASHES, Crasher, assert_record_says
 from outlive import FaultPolicy, Incident
 from outlive._capture import crash
 
-pytestmark = pytest.mark.faults
 needs_recorder = pytest.mark.skipif(not crash.AVAILABLE, reason="the recorder was not built: no C compiler")
 
 METHODS = ("fork", "spawn")
@@ -171,7 +170,6 @@ def take_over(slot: int) -> None:
 # ---------------------------------------------------------------- many
 
 
-@pytest.mark.slow
 @pytest.mark.alone
 def test_many_crashes_leave_nothing_in_the_trainer(tmp_path: Path) -> None:
     """Neither memory, nor descriptors, nor maps of the black boxes of the dead."""

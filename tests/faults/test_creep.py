@@ -15,7 +15,6 @@ import outlive
 from outlive import IncidentKind
 from outlive.verdicts import Name
 
-pytestmark = pytest.mark.faults
 SIZE = 480
 LIMIT = 128
 

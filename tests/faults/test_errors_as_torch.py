@@ -11,8 +11,6 @@ from faults.expectations import BAD, BAD_BATCH, all_batches, rows, without_bad
 from faults.faulty_datasets import SIZE, FaultPlacement, Samples, all_indices, arguments, make_loader, outcomes_of
 from faults.table import Fault, FaultSite, Moment, PlantedFault, raise_local_class
 
-pytestmark = pytest.mark.faults
-
 GETITEM = FaultSite(Moment.GETITEM)
 
 

@@ -15,8 +15,6 @@ from faults.faulty_datasets import SIZE, FaultPlacement, Samples, all_indices, f
 from faults.table import FAULTS, FaultSite, Moment, PlantedFault
 from outlive import FaultPolicy, Incident, IncidentKind, WorkerHungError
 
-pytestmark = pytest.mark.faults
-
 GETITEM = FaultSite(Moment.GETITEM)
 FIRST = 0
 

@@ -25,8 +25,6 @@ from faults.faulty_datasets import (
 from faults.table import FAULTS, Fault, FaultSite, Moment, PlantedFault
 from outlive import FaultPolicy, TooManyFaultsError
 
-pytestmark = pytest.mark.faults
-
 GETITEM = FaultSite(Moment.GETITEM)
 EXCEPTION = FAULTS["exception"]
 

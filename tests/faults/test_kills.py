@@ -15,8 +15,6 @@ import pytest
 from faults.faulty_datasets import BATCH, SIZE, FaultPlacement, Samples, Stream, make_loader, undisturbed, values_of
 from outlive import FaultPolicy
 
-pytestmark = pytest.mark.faults
-
 DEADLINE_S = 20.0
 
 

@@ -18,7 +18,6 @@ import warm_server
 from control_groups import cpu_group
 from deadlines import wait_until
 
-pytestmark = pytest.mark.faults
 DEADLINE_S = 60.0
 
 THROTTLED = """

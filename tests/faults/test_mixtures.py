@@ -21,8 +21,6 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from outlive import DataLoader, FaultPolicy
 from outlive.incident import Incident
 
-pytestmark = pytest.mark.faults
-
 
 def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)

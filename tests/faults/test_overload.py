@@ -18,8 +18,6 @@ from deadlines import wait_until
 from outlive._capture.vitals import own_bytes
 from transport.process_inspection import mapped_cells
 
-pytestmark = pytest.mark.faults
-
 PROGRAM = Path(__file__).parents[1] / "forensics" / "programs" / "full_disk.py"
 SMALL = "size=64k,nr_inodes=50"
 # In a mount namespace of its own: the rest of the machine keeps its /dev/shm.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from faults.expectations import (
     BAD,
     BAD_BATCH,
@@ -21,13 +19,11 @@ from faults.expectations import (
 from faults.faulty_datasets import BATCH, SIZE, all_indices, outcomes_of
 from faults.table import SITES, Fault, FaultSite, Moment
 
-pytestmark = pytest.mark.faults
-
 MAP_SITES = tuple(site for site in SITES if not site.stream)
 STREAM_SITES = tuple(site for site in SITES if site.stream)
 
 
-@rows(SITES, is_reachable)
+@rows(SITES, is_reachable, turn=0)
 def test_everything_else_is_delivered_when_a_bad_sample_is_skipped(fault: Fault, site: FaultSite) -> None:
     """Under "skip" a bad sample costs itself and nothing else; the quarantine names it and says why."""
     loader = loader_with(fault, site, "skip")
@@ -43,7 +39,7 @@ def test_everything_else_is_delivered_when_a_bad_sample_is_skipped(fault: Fault,
     assert {incident.batch for incident in real_incidents(loader)} == {BAD_BATCH}
 
 
-@rows(MAP_SITES, is_cheap)
+@rows(MAP_SITES, is_cheap, turn=1)
 def test_batches_keep_their_size_when_a_bad_sample_is_replaced(fault: Fault, site: FaultSite) -> None:
     """Under "replace" another sample takes the place, the same one in every run with the same seed."""
     loader = loader_with(fault, site, "replace")
@@ -62,7 +58,7 @@ def test_batches_keep_their_size_when_a_bad_sample_is_replaced(fault: Fault, sit
         assert all_indices(loader_with(fault, site, "replace")) == delivered
 
 
-@rows(STREAM_SITES, is_cheap, is_reachable)
+@rows(STREAM_SITES, is_cheap, is_reachable, turn=1)
 def test_the_stream_s_next_sample_fills_the_batch_when_a_bad_one_is_replaced(fault: Fault, site: FaultSite) -> None:
     """A stream has no other sample to give than its next one; only its end comes sooner."""
     loader = loader_with(fault, site, "replace")
@@ -74,7 +70,7 @@ def test_the_stream_s_next_sample_fills_the_batch_when_a_bad_one_is_replaced(fau
     assert_explains(loader.quarantine[name_of_bad(site)], fault, site)
 
 
-@rows(SITES, is_cheap)
+@rows(SITES, is_cheap, turn=2)
 def test_the_error_comes_in_its_batch_s_place_when_a_bad_sample_is_raised(fault: Fault, site: FaultSite) -> None:
     """Under "raise" the error names the sample; batches before it came, and next() gives every other one."""
     loader = loader_with(fault, site, "raise")

@@ -45,8 +45,6 @@ from faults.table import FAULTS, INIT_SITES, SITES, TORN, Fault, FaultSite, Mome
 from outlive import FaultPolicy, Incident, IncidentKind, TooManyFaultsError, WorkerCrashedError, WorkerStartError
 from outlive.engines import watch
 
-pytestmark = pytest.mark.faults
-
 GETITEM = FaultSite(Moment.GETITEM)
 EXCEPTION, SIGKILL = FAULTS["exception"], FAULTS["sigkill"]
 QUICK = pytest.mark.parametrize("fault", [EXCEPTION, SIGKILL], ids=lambda fault: fault.name)

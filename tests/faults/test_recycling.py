@@ -15,7 +15,6 @@ from outlive._capture.vitals import own_bytes
 from outlive.limits import Limits, limits_of
 from outlive.verdicts import Name
 
-pytestmark = pytest.mark.faults
 METHODS = ("fork", "spawn", "forkserver")
 MIB = 1 << 20
 LEAK = 2 * MIB

@@ -21,8 +21,6 @@ from outlive import DataLoader, FaultPolicy
 from outlive.engines.local import zygote
 from outlive.errors import OutliveError
 
-pytestmark = pytest.mark.faults
-
 
 class Plain(Dataset[Any]):
     def __len__(self) -> int:

@@ -17,7 +17,6 @@ from outlive import IncidentKind
 from outlive._fleet import crew
 
 __all__ = ["memory_group"]
-pytestmark = pytest.mark.faults
 
 METHODS = ("fork", "spawn", "forkserver")
 PROGRAM = Path(__file__).parent / "programs" / "memory_pressure.py"
@@ -43,7 +42,6 @@ def undisturbed(persistent: bool) -> list[Any]:
     return [batch for _ in range(2) for batch in loader]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_what_the_kernel_kills_for_memory_is_done_by_fewer(memory_group: Path, method: str, persistent: bool) -> None:

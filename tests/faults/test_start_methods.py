@@ -31,8 +31,6 @@ from outlive import FaultPolicy, IncidentKind, WorkerStartError
 from outlive._forensics.ledger import StreamIndex
 
 pytestmark = [
-    pytest.mark.faults,
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:This DataLoader will create .* worker processes"),
 ]
 

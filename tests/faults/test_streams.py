@@ -42,8 +42,6 @@ from faults.table import FAULTS, TORN, Fault, FaultSite, Moment, PlantedFault
 from outlive import FaultPolicy, TooManyFaultsError, WorkerCrashedError, WorkerStartError
 from outlive._forensics.ledger import StreamIndex
 
-pytestmark = pytest.mark.faults
-
 NEXT = FaultSite(Moment.NEXT, stream=True)
 QUICK = [FAULTS[name] for name in ("exception", "sigkill")]
 

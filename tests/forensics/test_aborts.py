@@ -24,7 +24,6 @@ def died(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return deaths.let_die(NAMES, folder, request.param)
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("name", NAMES)
 def test_an_abort_is_explained_by_what_was_said(died: dict[str, Incident], name: str) -> None:
     """The C library's message, an assertion, an exception: quoted, with the sample that was in hand."""

@@ -17,7 +17,6 @@ from outlive._forensics import surroundings
 
 __all__ = ["memory_group"]
 
-pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 PROGRAM = Path(__file__).parent / "programs" / "resource_hog.py"
 PROCESSES = 60

@@ -37,7 +37,6 @@ def died(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @needs_recorder
-@pytest.mark.faults
 @pytest.mark.parametrize("name", NAMES)
 def test_a_bad_access_is_explained(died: dict[str, Incident], name: str) -> None:
     """Which access, by which library, to what; with the sample that was in hand."""
@@ -67,7 +66,6 @@ class Inheriting:
 
 
 @needs_recorder
-@pytest.mark.faults
 def test_what_a_worker_was_forked_with_is_known_when_it_is_gone(tmp_path: Path) -> None:
     """The zygote still has the map: so the file's name is known, and the verdict is no guess. Under spawn a dataset
     that holds a map cannot be pickled."""

@@ -13,7 +13,6 @@ import outlive
 from outlive import Incident, IncidentKind
 from outlive.verdicts import Name
 
-pytestmark = [pytest.mark.faults, pytest.mark.slow]
 METHODS = ("fork", "spawn")
 MIB = 1 << 20
 BATCH_S = 0.05

@@ -25,7 +25,6 @@ from forensics.hangs import COMPILER, GLOBAL, HANGS, Hanging, HangInputs, compil
 from outlive import FaultPolicy, Incident, IncidentKind
 from outlive.verdicts import Confidence, Name
 
-pytestmark = pytest.mark.faults
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler to build a native loop with")
 
 TIMEOUT_S = 2.0  # a debugger, a program must be up by then, on a busy machine too
@@ -317,7 +316,6 @@ def test_a_lock_between_processes_is_named_and_not_called_inherited(method: str)
 # ---------------------------------------------------------------- without a zygote
 
 
-@pytest.mark.slow
 def test_hangs_are_explained_where_nothing_forks(tmp_path: Path) -> None:
     """The portable system layer looks as the zygote does."""
     program = tmp_path / "program.py"

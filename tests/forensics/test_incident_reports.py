@@ -17,7 +17,6 @@ from outlive._forensics.ledger import KEPT_WHOLE, Ledger
 from outlive.evidence import RECENT_SAMPLES, Evidence
 from outlive.incident import IncidentKind, InHand, Stage
 
-pytestmark = pytest.mark.faults
 METHODS = ("fork", "spawn", "forkserver")
 SIZE = 400
 SKIP = FaultPolicy(on_error="skip", retries=0, max_bad=None)

@@ -35,7 +35,6 @@ from outlive.verdicts import Confidence, Name
 
 pytest.importorskip("iced_x86", reason="the extra «forensics» is not installed")
 pytest.importorskip("elftools", reason="the extra «forensics» is not installed")
-pytestmark = pytest.mark.faults
 needs_victims = pytest.mark.skipif(
     not crash.AVAILABLE or not illegal_instructions.can_compile(), reason="no recorder, no C compiler, or not x86-64"
 )
@@ -396,7 +395,6 @@ def emulate(model: str, *arguments: str, folder: Path, **environment: str) -> An
     return json.loads(ended.stdout)
 
 
-@pytest.mark.slow
 @needs_emulator
 def test_numpy_is_named_when_it_is_too_new_for_the_cpu(tmp_path: Path) -> None:
     """A real wheel, on a CPU of 2006 without SSE4. NumPy is needed to search symbols: so that is done outside."""
@@ -422,7 +420,6 @@ def test_numpy_is_named_when_it_is_too_new_for_the_cpu(tmp_path: Path) -> None:
     assert "-Dcpu-baseline=none numpy" in verdict.remedies[0]
 
 
-@pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.timeout(400)  # 20 s on a machine of its own; an emulator feels every neighbour tenfold
 @needs_emulator

@@ -21,8 +21,6 @@ from outlive import FaultPolicy
 from outlive._capture import crash
 from outlive.verdicts import Confidence, Name
 
-pytestmark = [pytest.mark.faults, pytest.mark.slow]
-
 METHODS = ("fork", "spawn")
 US = f"process {os.getpid()} ("
 

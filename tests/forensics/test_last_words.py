@@ -23,7 +23,6 @@ from deadlines import wait_until
 from forensics.programs.stderr_writer import WHAT
 from outlive._capture.last_words import KEPT_BYTES
 
-pytestmark = pytest.mark.faults
 PROGRAM = Path(__file__).parent / "programs" / "stderr_writer.py"
 METHODS = ("fork", "spawn", "forkserver")
 DEADLINE_S = 60

@@ -28,7 +28,6 @@ from outlive.incident import Failure, Incident, IncidentKind, InHand, Stage
 from outlive.verdicts import Name
 
 pytestmark = [
-    pytest.mark.faults,
     pytest.mark.filterwarnings("ignore:Got pickle error when attempting to start a worker Process"),
 ]
 PROGRAMS = Path(__file__).parent / "programs"

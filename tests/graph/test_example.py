@@ -12,8 +12,6 @@ import pytest
 EXAMPLE = Path(__file__).parents[2] / "examples" / "graphsage.py"
 
 
-@pytest.mark.slow
-@pytest.mark.faults
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("system", ["", "portable"])
 def test_the_example_reaches_its_accuracy(system):

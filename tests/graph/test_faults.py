@@ -33,8 +33,6 @@ from outlive import DataLoader, FaultPolicy
 from outlive._system import choice
 from outlive.graph import NeighborLoader, SharedGraph
 
-pytestmark = pytest.mark.faults
-
 METHODS = ("spawn",) if choice.PORTABLE else ("fork", "spawn", "forkserver")
 SEEDS = np.arange(NODES - 1, NODES - 41, -1)  # a seed is not its position
 BATCH = 5

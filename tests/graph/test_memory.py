@@ -62,7 +62,6 @@ def _pss(pid: int) -> int:
         return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker")
 @pytest.mark.alone
 @pytest.mark.skipif(choice.PORTABLE, reason="the loader has other processes there")

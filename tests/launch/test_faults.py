@@ -47,7 +47,6 @@ CASES += [
 ]
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize(("name", "method"), CASES)
 def test_the_error_has_the_autopsy_when_a_rank_fails(name, method):
     """Which rank, how, the verdict; torch's exception with its attributes and its first line."""
@@ -83,7 +82,6 @@ def test_the_error_has_the_autopsy_when_a_rank_fails(name, method):
         assert str(error).startswith(f"process 1 terminated with {ended}\n")
 
 
-@pytest.mark.faults
 def test_all_are_ended_when_some_take_too_long():
     """Of ranks that run too long, each in its way, the one that could not run at all is to blame; all are told."""
     faults = ("deadlock", "gil-loop", "sigstop", "sleep")
@@ -102,7 +100,6 @@ def test_all_are_ended_when_some_take_too_long():
     assert "FaultPolicy" not in str(caught.value)
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_memory_is_refused_when_a_rank_passes_its_limit(method):
     """By an exception with a traceback, and the limit named as the cause."""
@@ -134,7 +131,6 @@ def test_a_rank_fails_when_it_alone_is_interrupted():
     assert caught.value.incident.verdict.cause.startswith("KeyboardInterrupt left the function and ended the rank")
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_nothing_is_left_of_a_rank_that_killed_itself(method, tmp_path):
     """Not even what left its process group and session: the leak check looks for it, too."""
@@ -152,7 +148,6 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
-@pytest.mark.faults
 def test_errors_travel_with_their_incidents():
     """From a launcher that is itself somebody's child process."""
     with pytest.raises(outlive.RankExitedError) as caught:

@@ -35,7 +35,6 @@ METHODS = ("fork", "spawn", "forkserver")
 # ---------------------------------------------------------------- who was first
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("method", METHODS)
 def test_the_first_to_fail_is_named_whatever_its_number(tmp_path, method, monkeypatch):
     """Rank 2 is killed, rank 0 complains of it, rank 1 is ended, rank 3 had returned."""
@@ -166,8 +165,6 @@ def test_consequences_are_told_in_few_words():
 # ---------------------------------------------------------------- restarts
 
 
-@pytest.mark.faults
-@pytest.mark.slow
 def test_a_sum_over_ranks_comes_out_when_one_was_killed_in_the_first_attempt(tmp_path, caplog):
     """All are started again together, and env:// finds a port that is free; the log has the verdict."""
     told = []
@@ -187,7 +184,6 @@ def join_all(context):
         pass
 
 
-@pytest.mark.faults
 def test_every_attempt_has_its_incident_when_restarts_are_used_up():
     """The error is about the last; the context has all."""
     context = outlive.spawn(rank_functions.fire_at, (0, "os-exit"), 2, False, start_method="fork", max_restarts=2)
@@ -284,7 +280,6 @@ def test_a_context_works_in_any_thread():
     found[0].stop()
 
 
-@pytest.mark.faults
 def test_the_journal_has_the_incident_of_a_rank():
     """`outlive report` says rank, function, and what became of the others."""
     with pytest.raises(outlive.RankExitedError) as caught:

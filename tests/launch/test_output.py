@@ -16,7 +16,6 @@ from deadlines import wait_until
 from launch import rank_functions
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_every_line_has_its_rank_and_arrives_before_the_error(capsys, monkeypatch, method):
     """print, a raw write, C's stdout, a progress bar, a last line without an end; standard error apart."""

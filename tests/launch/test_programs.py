@@ -116,7 +116,6 @@ def all_gone(processes: list[psutil.Process]) -> bool:
     return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize(("method", "join"), [("fork", "join"), ("spawn", "join"), ("forkserver", "other")])
 def test_nothing_is_left_when_the_launcher_is_interrupted(tmp_path, method, join):
     """Ctrl-C: ranks that hear nothing, their children, a child in a session of its own; in join() or elsewhere."""
@@ -129,7 +128,6 @@ def test_nothing_is_left_when_the_launcher_is_interrupted(tmp_path, method, join
         assert said.rstrip().endswith("KeyboardInterrupt")
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_ranks_go_when_the_launcher_is_killed(tmp_path, method, number):

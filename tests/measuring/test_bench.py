@@ -86,7 +86,6 @@ def test_a_loader_that_gives_nothing_is_given_up_on_time():
     assert "no trial had a batch in time: give it more --seconds" in str(report)
 
 
-@pytest.mark.slow
 def test_a_loader_whose_samples_all_raise_says_what_they_raise():
     """More seconds would be of no use."""
     report = outlive.bench(loaders.gone, workers=[1], prefetch=[2], seconds=8)

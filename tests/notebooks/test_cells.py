@@ -10,7 +10,7 @@ import pytest
 from deadlines import wait_until
 from notebooks.kernels import DEADLINE_S, Kernel, error_of, printed
 
-pytestmark = [pytest.mark.faults, pytest.mark.alone]
+pytestmark = [pytest.mark.full, pytest.mark.alone]
 METHODS = ("fork", "spawn", "forkserver")
 LEAVE_S = 2.0  # from the interrupt on: the promise,
 SLOWER = 4  # and how much slower a busy machine may be

@@ -18,7 +18,7 @@ BAR = "features  100%  ━{2,}  400/400 · 3 failed · 2 retried · [^·]+/s · 
 
 FOLDERS = re.compile(rf"{Path.home()}/|{FOLDER.parents[1]}|/(?:home|root|Users)/|site-packages|/tmp/ipykernel")
 
-pytestmark = [pytest.mark.faults, pytest.mark.alone]
+pytestmark = [pytest.mark.full, pytest.mark.alone]
 
 
 def executed(name: str, folder: Path) -> Any:

@@ -18,7 +18,7 @@ from outlive.incident import IncidentKind
 from outlive.verdicts import Name
 from pool import task_faults
 
-pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.alone, pytest.mark.timeout(300)]
 
 SIZE = 10_000
 WAYS = {

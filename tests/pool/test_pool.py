@@ -32,7 +32,6 @@ from outlive import FaultPolicy, IncidentKind, Pool, TaskCrashedError, TaskTimeo
 from outlive.pool.failing import UnpicklableResultError, UnreadableResultError
 from pool import task_faults, task_functions
 
-pytestmark = pytest.mark.faults
 METHODS = ("fork", "spawn", "forkserver")
 DEADLINE_S = 60.0
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.faults
 PROGRAMS = Path(__file__).with_name("programs")
 METHODS = ("fork", "spawn", "forkserver")
 DEADLINE_S = 100.0

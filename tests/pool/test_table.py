@@ -17,7 +17,6 @@ from outlive.pool.failing import UnpicklableResultError
 from outlive.verdicts import Name
 from pool import task_faults, task_functions
 
-pytestmark = [pytest.mark.faults, pytest.mark.slow]
 DEADLINE_S = 60.0
 
 

@@ -64,7 +64,6 @@ def cost_of_an_epoch(kind: Any, method: str, names: Any) -> int:
     return cost
 
 
-@pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.skipif(choice.PORTABLE, reason="the loader has other processes there")
 @pytest.mark.parametrize("method", METHODS)
@@ -101,7 +100,6 @@ def _as_it_is(sample: Any) -> Any:
     return sample
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", [Texts, Unpickling, ThreadedTexts])
 def test_a_worker_that_is_replaced_finds_the_data(tmp_path, method, kind):
@@ -172,7 +170,6 @@ def gone(condition: Callable[[], Any]) -> bool:
     return True
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("system", ["", "portable"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("whom", ["trainer", "all"])

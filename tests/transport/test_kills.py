@@ -21,8 +21,6 @@ from outlive import FaultPolicy
 from transport import batch_values
 from transport.process_inspection import NOTHING, mapped_cells
 
-pytestmark = pytest.mark.faults
-
 PATIENT = FaultPolicy(retries=1000, max_restarts=10_000, max_bad=None)
 
 
