@@ -48,7 +48,6 @@ IMPURE = {
 BANNED_NAMES = {"utils", "common", "core", "base", "helpers", "api"}
 MAX_LINES = 499
 MAX_TEST_LINES = 600
-MAX_IMPORT_MS = 100
 
 
 def modules(root: Path) -> Iterator[tuple[str, ast.Module]]:
@@ -246,17 +245,12 @@ def test_no_check_complains_of_what_is_allowed(tmp_path, name, source):
     assert wrong_imports(tmp_path) + impurities(tmp_path) + untidy_modules(tmp_path) == []
 
 
-@pytest.mark.alone
 def test_import_is_light_in_a_fresh_interpreter(tmp_path):
-    """`import outlive` costs nobody a second: torch, ray and pyspark load when first needed."""
+    """`import outlive` costs nobody a second: it loads itself, and all else when first needed; torch above all."""
     program = (
-        "import json, sys, time; start = time.process_time(); import outlive;"
-        "print(json.dumps([(time.process_time() - start) * 1e3, sorted(sys.modules)]))"
+        "import json, sys; before = set(sys.modules); import outlive; print(json.dumps([*set(sys.modules) - before]))"
     )
-    runs = [
-        json.loads(subprocess.check_output([sys.executable, "-c", program], cwd=tmp_path, stdin=subprocess.DEVNULL))
-        for _ in range(5)
-    ]
 
-    assert min(elapsed_ms for elapsed_ms, _ in runs) < MAX_IMPORT_MS
-    assert {"torch", "ray", "pyspark"}.isdisjoint(runs[0][1])
+    answer = subprocess.check_output([sys.executable, "-c", program], cwd=tmp_path, stdin=subprocess.DEVNULL)
+
+    assert set(json.loads(answer)) - {"__future__"} == {"outlive"}

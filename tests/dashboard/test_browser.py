@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,20 +90,16 @@ def picture(page: Any, name: str, **more: Any) -> None:
 
 
 def test_a_death_is_on_the_page_when_it_has_happened(browser: Any, server: Server):
-    """Within about a second; then the plots, the incident, the keyboard, the phone and the dark."""
+    """Before anything else happens in the job; then the plots, the incident, the keyboard, the phone and the dark."""
     with running("plain") as job:
         seen = visit(browser, server.url)
         page = seen.page
         page.wait_for_selector("article.job .findings > li")
         before = page.locator(".findings .title").all_inner_texts()
         deliver(job, 12)
-        page.wait_for_selector("text=Sample 13 kills its worker")
-        shown_at = time.time()
+        page.wait_for_selector("text=Sample 13 kills its worker")  # the job waits until it is told to go on
         # At once: other news may take its place later.
         spoken = wait_until(lambda: "Sample 13 kills its worker" in page.locator("#news").inner_text(), DEADLINE_S)
-        events = server.ask(f"/api/jobs/{server.jobs()[0]['key']}/events").json["events"]
-        late_s = shown_at - max(event["time"] for event in events if event["kind"] == "worker-died")
-        print(f"shown {late_s:.2f} s after the last death")
 
         def next_tick() -> bool:
             deliver(job, 1)
@@ -138,7 +133,6 @@ def test_a_death_is_on_the_page_when_it_has_happened(browser: Any, server: Serve
         small = fits(phone.page), phone.page.evaluate("document.documentElement.dataset.theme")
 
     assert "Sample 13 kills its worker" not in before
-    assert late_s < 30  # on a quiet machine 0.5; what it was is printed
     assert lines >= 2
     assert marks == 1
     assert len(found) == 1

@@ -48,8 +48,6 @@ from outlive.engines import watch
 GETITEM = FaultSite(Moment.GETITEM)
 EXCEPTION, SIGKILL = FAULTS["exception"], FAULTS["sigkill"]
 QUICK = pytest.mark.parametrize("fault", [EXCEPTION, SIGKILL], ids=lambda fault: fault.name)
-# «Promptly», on a machine that others use too.
-SOON_S = 20.0
 
 
 # ---------------------------------------------------------------- callables
@@ -292,16 +290,19 @@ def test_the_epoch_ends_well_when_fewer_samples_are_bad_than_max_bad_allows() ->
 
 
 def test_one_error_comes_soon_when_every_worker_dies_at_once() -> None:
-    """Restart intensity: never a spin, never a hang, and the text says how often and of what."""
+    """Restart intensity: never a spin, never a hang, and the text says how often and of what.
+
+    Soon is after eleven deaths. No time is measured: each sample kills a thousand times, which no test would wait for.
+    """
     placement = FaultPlacement(getitem={index: PlantedFault("sigsegv") for index in range(SIZE)})
-    loader = make_loader(placement, FaultPolicy(on_error="skip", retries=1000, max_restarts=10, max_bad=None))
-    begun = time.monotonic()
+    # An hour, so that it does not matter how fast this machine starts workers.
+    policy = FaultPolicy(on_error="skip", retries=1000, max_restarts=10, restart_window_s=3600, max_bad=None)
+    loader = make_loader(placement, policy)
 
     with pytest.raises(TooManyFaultsError) as caught:
         all_indices(loader)
 
-    assert time.monotonic() - begun < SOON_S
-    assert "more than 10 times within 60 s" in str(caught.value)
+    assert "more than 10 times within 3600 s" in str(caught.value)
     assert "SIGSEGV" in str(caught.value)
     assert len(caught.value.incidents) == 11
 
@@ -310,12 +311,11 @@ def test_the_default_limit_holds_when_every_sample_kills() -> None:
     """Without a word about limits a hopeless epoch ends by itself, with one error."""
     placement = FaultPlacement(getitem={index: PlantedFault("os-exit") for index in range(400)})
     loader = make_loader(placement, "skip", size=400)
-    begun = time.monotonic()
 
     with pytest.raises(TooManyFaultsError):
         all_indices(loader)
 
-    assert time.monotonic() - begun < SOON_S
+    assert loader.statistics().restarts <= FaultPolicy().max_restarts < 2 * 400  # which is what all of them would cost
 
 
 def test_a_new_epoch_begins_when_the_last_one_was_given_up() -> None:
@@ -343,12 +343,10 @@ def test_one_error_comes_soon_when_worker_init_fn_always_fails(
     # The limit is the floor's alone: a sample of the other slot that a busy machine holds up would raise it.
     monkeypatch.setattr(watch, "SUSPECT_FACTOR", 0)
     loader = loader_with(fault, site, "skip")
-    begun = time.monotonic()
 
     with pytest.raises(WorkerStartError if fault.kills else fault.raises) as caught:
         all_indices(loader)
 
-    assert time.monotonic() - begun < SOON_S
     assert dict(loader.quarantine) == {}
     attempts = [incident.attempt for incident in real_incidents(loader)]
     assert attempts == list(range(1, caught.value.incident.attempts_allowed + 1))

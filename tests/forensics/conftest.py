@@ -15,4 +15,4 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("OUTLIVE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(journal, "_told", False)
     yield tmp_path / "home"
-    assert journal.flush()
+    assert journal.flush(60.0)

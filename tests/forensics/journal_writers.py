@@ -20,13 +20,15 @@ from forensics import example_incidents
 from outlive._forensics import journal
 
 STRANGER_S = 60  # how long a program of a test may take
+DEADLINE_S = 60.0
+FOR_EVER_S = 1e6  # longer than any test
 
 
 def written(count: int = 1, **more: Any) -> list[journal.Entry]:
     """Add incidents 0…count-1, and answer what is in the journal then."""
     for n in range(count):
         journal.add(example_incidents.segfault(**{"id": f"{n:08x}", "indices": (n,), "when": 1e9 + n} | more))
-    assert journal.flush()
+    assert journal.flush(DEADLINE_S)
     return journal.find()
 
 

@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -84,7 +83,7 @@ def test_an_incident_arrives_as_json_with_a_sentence():
     with answering() as server:
         hook = Webhook(server.url, headers={"Authorization": "Bearer abc"})
         hook(incident)
-        assert hook.flush()
+        assert hook.flush(60)
 
     ((headers, body),) = server.received
     assert outlive.Incident.from_dict(body) == incident
@@ -106,7 +105,7 @@ def test_only_the_verdicts_that_were_asked_for_are_sent():
         hook = Webhook(server.url, only=["oom-killer", Name.KILLED])
         for incident in (example_incidents.segfault(), oom, example_incidents.segfault(verdict=None)):
             hook(incident)
-        assert hook.flush()
+        assert hook.flush(60)
 
     assert [body["verdict"]["name"] for _, body in server.received] == ["oom-killer"]
 
@@ -126,7 +125,7 @@ def test_a_server_in_trouble_is_tried_again_and_one_that_refuses_is_not(statuses
     with answering(*statuses) as server:
         hook = Webhook(server.url)
         hook(example_incidents.raised())
-        assert hook.flush()
+        assert hook.flush(60)
 
     assert len(server.received) == tries
     assert (hook.sent, hook.failed) == (sent, 1 - sent)
@@ -139,7 +138,7 @@ def test_a_closed_port_costs_one_line_in_the_log(caplog):
         hook = Webhook(f"http://127.0.0.1:{closed.getsockname()[1]}/hook/secret")
         hook(example_incidents.raised())
         hook(example_incidents.raised())
-        assert hook.flush()
+        assert hook.flush(60)
 
     (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert line.startswith("the webhook at 127.0.0.1 cannot be reached: ")
@@ -159,24 +158,24 @@ def test_a_server_that_never_answers_is_given_up(silent):
     hook = Webhook(silent, timeout_s=0.05)
     hook(example_incidents.raised())
 
-    assert hook.flush()
+    assert hook.flush(60)
     assert hook.failed == 1
 
 
-def test_ten_thousand_incidents_at_once_cost_the_job_nothing(silent):
-    """The newest wait, the others are counted."""
-    hook = Webhook(silent, timeout_s=0.02, queue=100)
-    incident = example_incidents.segfault()
+def test_ten_thousand_incidents_at_once_cost_the_job_nothing():
+    """The newest wait, the others are counted. To wait for the server once would be to wait for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hook = Webhook(f"http://127.0.0.1:{silent.getsockname()[1]}/", timeout_s=1e6, queue=100)
+        incident = example_incidents.segfault()
 
-    started = time.perf_counter()
-    for _ in range(10_000):
-        hook(incident)
-    took_s = time.perf_counter() - started
+        for _ in range(10_000):
+            hook(incident)
 
-    assert took_s < 20.0  # to wait for the server even once per incident would take minutes
-    assert 9_000 <= hook.dropped <= 9_900
-    hook._courier.leaving.set()  # as at the end of a program, so that this test need not wait for 100 tries
-    assert hook.flush(60)
+        dropped = hook.dropped
+        hook._courier.leaving.set()  # as at the end of a program, so that this test need not wait for 100 tries
+
+    assert dropped in (9_899, 9_900)  # one may be on its way
+    assert hook.flush(60)  # nobody is there any more
 
 
 def test_a_burst_arrives_when_the_server_answers():
@@ -195,12 +194,12 @@ def test_a_burst_arrives_when_the_server_answers():
 PATIENT = "from outlive._forensics import courier\ncourier.EXIT_S = 50.0\n"
 
 
-def run_program(source: str, *args: str) -> tuple[float, str]:
-    """How long a program took from its last line to its end, by its own clock, and what it said."""
+def run_program(source: str, *args: str) -> str:
+    """What a program says that ends by itself."""
     path = os.pathsep.join([str(Path(outlive.__file__).parents[1]), str(Path(__file__).parents[1])])
     head = "import os, sys, time\nfrom forensics import example_incidents\nfrom outlive import Webhook\n"
     process = warm_server.Popen(
-        [sys.executable, "-c", f"{head}{source}\nprint('trained', time.monotonic(), flush=True)", *args],
+        [sys.executable, "-c", f"{head}{source}\nprint('trained', flush=True)", *args],
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         text=True,
@@ -209,9 +208,7 @@ def run_program(source: str, *args: str) -> tuple[float, str]:
     with process.stdout:
         said = process.stdout.read()
     assert process.wait(60) == 0
-    ended_at = time.monotonic()
-    word, ends_at = said.split()
-    return ended_at - float(ends_at), word
+    return said
 
 
 def test_what_waits_is_sent_before_the_program_ends():
@@ -226,13 +223,19 @@ def test_what_waits_is_sent_before_the_program_ends():
 
 
 def test_a_program_ends_in_time_when_the_server_is_silent(silent):
-    """Two seconds of grace, not a timeout per incident."""
-    took_s, said = run_program(
-        "hook = Webhook(sys.argv[1])\nfor n in range(50): hook(example_incidents.raised())", silent
+    """Two seconds of grace, not a timeout per incident: the first of these would never pass."""
+    source = (
+        "from types import SimpleNamespace\n"
+        "from outlive._forensics import courier\n"
+        "hook = Webhook(sys.argv[1], timeout_s=1e6)\n"
+        "for n in range(50): hook(example_incidents.raised())\n"
+        # The program prints the time limit of the wait. Its clock stands still.
+        "courier.time = SimpleNamespace(monotonic=lambda: 0.0)\n"
+        "flush = courier.Courier.flush\n"
+        "courier.Courier.flush = lambda self, deadline_s: print(deadline_s, flush=True) or flush(self, deadline_s)"
     )
 
-    assert said == "trained"
-    assert 1.5 < took_s < 10
+    assert run_program(source, silent) == "trained\n2.0\n"
 
 
 def test_a_fork_does_not_send_what_its_parent_sends():
@@ -257,7 +260,7 @@ def test_an_incident_that_cannot_be_told_is_counted_and_the_next_one_is_sent():
         hook = Webhook(server.url)
         hook(example_incidents.raised(evidence=object()))
         hook(example_incidents.raised(number=2))
-        assert hook.flush()
+        assert hook.flush(60)
 
     assert [body["number"] for _, body in server.received] == [2]
     assert (hook.sent, hook.failed) == (1, 1)

@@ -17,7 +17,7 @@ import pytest
 
 import outlive
 from forensics import example_incidents
-from forensics.journal_writers import written
+from forensics.journal_writers import DEADLINE_S, written
 from outlive._forensics import journal
 from outlive._forensics.job import Job
 
@@ -26,7 +26,7 @@ def test_an_incident_is_in_the_journal_with_its_job(home):
     """Everything that is known, and which command it happened in."""
     incident = example_incidents.segfault()
     journal.add(incident)
-    assert journal.flush()
+    assert journal.flush(DEADLINE_S)
 
     (entry,) = journal.find()
 
@@ -42,7 +42,7 @@ def test_incidents_of_a_loader_reach_the_journal(home):
     loader = outlive.DataLoader(Secrets(), batch_size=1, num_workers=1, multiprocessing_context="fork", faults="skip")
 
     assert len(list(loader)) == 3
-    assert journal.flush()
+    assert journal.flush(DEADLINE_S)
 
     (entry,) = journal.find()
     assert entry.id == loader.incidents[0].id
@@ -91,7 +91,7 @@ def test_what_is_forgotten_is_gone_from_the_file(home):
     """Not only from the list: its bytes, too."""
     written(3)
     journal.add(example_incidents.segfault(id="secret", action="a word that must go", when=1e9))
-    assert journal.flush()
+    assert journal.flush(DEADLINE_S)
 
     assert journal.forget(id_prefix="secret") == 1
 
@@ -133,7 +133,7 @@ def test_two_incidents_with_one_id_are_both_kept(home):
     """Ids are short: some day two are the same."""
     written(1)
     journal.add(example_incidents.segfault(id="00000000", when=2e9))
-    assert journal.flush()
+    assert journal.flush(DEADLINE_S)
 
     assert len(journal.find(id_prefix="00000000")) == 2
 

@@ -22,7 +22,7 @@ import pytest
 
 import outlive
 from forensics import example_incidents
-from forensics.journal_writers import STRANGER_S, ended, program, written
+from forensics.journal_writers import DEADLINE_S, FOR_EVER_S, STRANGER_S, ended, program, written
 from outlive._forensics import journal
 
 
@@ -52,13 +52,10 @@ def test_the_job_goes_on_when_the_journal_cannot_be_written(home, caplog, kind):
     obstructed(kind, home)
     caplog.set_level(logging.WARNING, "outlive")
 
-    started = time.perf_counter()
     for n in range(200):
         journal.add(example_incidents.segfault(id=str(n)))
-    took_s = time.perf_counter() - started
-    assert journal.flush()
+    assert journal.flush(DEADLINE_S)
 
-    assert took_s < 5.0
     (line,) = caplog.messages
     assert f"the journal in {home} cannot be written" in line
     assert "OUTLIVE_HOME" in line
@@ -137,21 +134,21 @@ def test_a_journal_damaged_in_the_middle_is_set_aside(home):
     assert (home / "journal.sqlite3.damaged").read_bytes() == content
 
 
-def test_an_incident_waits_while_another_process_holds_the_lock(home):
+def test_an_incident_waits_while_another_process_holds_the_lock(home, monkeypatch):
     """It is written when the lock is free; who added it has long gone on."""
     written(1)
+    monkeypatch.setattr(journal, "_WRITE_S", FOR_EVER_S)
     holder = sqlite3.connect(home / "journal.sqlite3", isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
 
-    started = time.perf_counter()
-    journal.add(example_incidents.segfault(id="late"))
-    took_s = time.perf_counter() - started
+    journal.add(
+        example_incidents.segfault(id="late")
+    )  # waiting here for the lock would never end: it is released below
     assert not journal.flush(0.3)
     holder.execute("COMMIT")
     holder.close()
 
-    assert journal.flush()
-    assert took_s < 8  # to wait for the lock would take ten seconds
+    assert journal.flush(DEADLINE_S)
     assert len(journal.find(id_prefix="late")) == 1
 
 
@@ -163,7 +160,7 @@ def test_a_lock_that_is_never_released_costs_only_the_incident(home, monkeypatch
     holder.execute("BEGIN EXCLUSIVE")
     try:
         journal.add(example_incidents.segfault(id="lost"))
-        assert journal.flush()
+        assert journal.flush(DEADLINE_S)
     finally:
         holder.close()
 
@@ -175,7 +172,7 @@ def test_the_thread_ends_when_it_is_idle(home):
     """A job without incidents has no thread of ours."""
     written(1)
 
-    give_up_at = time.monotonic() + 10
+    give_up_at = time.monotonic() + DEADLINE_S
     while any(t.name == "outlive-journal" for t in threading.enumerate()):
         assert time.monotonic() < give_up_at
         time.sleep(0.01)  # between two looks, with a deadline
@@ -202,19 +199,24 @@ def test_the_end_of_a_program_waits_two_seconds_at_most(home):
     holder = sqlite3.connect(home / "journal.sqlite3", isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
     try:
-        source = """
-        journal.add(example_incidents.segfault(id="late"))
-        import atexit
+        # The lock is never released, and the journal itself would wait for it for ever: the program ends all the same.
+        # How long it waits is what it hands to the wait, by a clock that stands.
+        source = f"""
+        from types import SimpleNamespace
         from multiprocessing import util
-        started = time.monotonic()
+        from outlive._forensics import courier
+        journal._WRITE_S = {FOR_EVER_S}
+        journal.add(example_incidents.segfault(id="late"))
+        courier.time = SimpleNamespace(monotonic=lambda: 0.0)
+        flush = courier.Courier.flush
+        courier.Courier.flush = lambda self, deadline_s: print(deadline_s) or flush(self, deadline_s)
         util._exit_function()
-        print(time.monotonic() - started)
         """
-        waited_s = float(ended(program(source)))
+        waited_s = ended(program(source))
     finally:
         holder.close()
 
-    assert 1.5 < waited_s < 8  # the journal itself would wait for ten
+    assert waited_s == "2.0\n"
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -282,20 +284,18 @@ def test_a_child_that_was_forked_while_the_disk_hung_leaves_the_journal_alone(ho
     def hang(rows):
         journal._fork.watch()
         with journal._fork:
-            inside.set(); go_on.wait(30)
+            inside.set(); go_on.wait()
     journal._writer._deliver = hang
     journal.add(example_incidents.segfault())
     inside.wait(30)
-    started = time.monotonic()
-    child = os.fork()
-    took = time.monotonic() - started
+    child = os.fork()  # to wait here until the disk has answered would be to wait for ever
     if child == 0:
         os._exit(7 if not journal.is_on() else 1)
     go_on.set()
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), took < 20, journal.is_on())
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), journal.is_on())
     """
 
-    assert ended(program(source)) == "7 True True\n"
+    assert ended(program(source)) == "7 True\n"
 
 
 def test_many_programs_write_at_once(home):

@@ -62,11 +62,10 @@ def test_a_thread_waits_when_another_one_is_recording(box):
         struct.pack_into("<Q", box.mapped, blackbox.CRASH_AT, WRITING)
         load_wild()
 
-    began = time.monotonic()
     ended = box.dies(come_second)
 
     assert ended == -signal.SIGSEGV
-    assert time.monotonic() - began >= 0.9
+    assert box.sleeps >= 200  # looks at whether the other thread is done
     assert box.record is None
     assert "load_wild" in box.stack
 
