@@ -52,7 +52,7 @@ def test_workers_that_persist_see_the_epoch_when_the_trainer_sets_it(method, tmp
         assert third == [(3, index) for index in range(8)]
         assert samples_of(loader) == third
         assert loader.statistics().restarts == 1
-        loader._iterator._shutdown_workers()
+        loader.close()
 
 
 def test_datasets_inside_others_see_the_epoch():
@@ -70,7 +70,7 @@ def test_datasets_inside_others_see_the_epoch():
             target.set_epoch(4)
 
         assert set(samples_of(loader)[-1]) - {1, 3} == {4}  # beside indices
-        loader._iterator._shutdown_workers()
+        loader.close()
 
 
 def test_random_numbers_are_those_of_an_undisturbed_run_when_a_worker_dies_after_set_epoch(tmp_path):
@@ -83,7 +83,7 @@ def test_random_numbers_are_those_of_an_undisturbed_run_when_a_worker_dies_after
         for epoch in range(3):
             dataset.set_epoch(epoch)
             drawn = list(loader)
-        loader._iterator._shutdown_workers()
+        loader.close()
         return drawn
 
     assert third(Kills(tmp_path, {(2, 1): {1}, (2, 4): {1}})) == third(None)
@@ -97,7 +97,7 @@ def test_nothing_is_kept_of_a_dataset_when_its_loader_is_gone():
     loader = loader_of(dataset)
     list(loader)
     assert id(dataset) in epochs._listening
-    loader._iterator._shutdown_workers()
+    loader.close()
     del loader
 
     assert id(dataset) not in epochs._listening
@@ -115,4 +115,4 @@ def test_it_is_said_when_a_call_cannot_travel(caplog):
 
     assert {epoch for epoch, _ in samples_of(loader)} == {0}
     assert "set_epoch does not reach the workers" in caplog.text
-    loader._iterator._shutdown_workers()
+    loader.close()

@@ -141,7 +141,7 @@ def test_a_sample_that_has_killed_once_has_one_try_less(tmp_path):
     while not any(task.deaths for task in machine.tasks.values()):
         iterator._runner.wait(60)
     state = loader.state_dict()
-    iterator._shutdown_workers()
+    loader.close()
     times_before = (tmp_path / "moment-6").stat().st_size
     again = outlive.DataLoader(inputs.Noisy(8, kills=deadly), batch_size=2, num_workers=1, faults="skip")
     again.load_state_dict(state)

@@ -53,7 +53,7 @@ def held_bytes(graph: SharedGraph) -> int:
     # Workers let go of their batches a moment after us.
     assert wait_until(lambda: all(mapped_cells(child.pid) == NOTHING for child in children))
     held = sum(_pss(process.pid) for process in [psutil.Process(), *children])
-    loader._iterator._shutdown_workers()
+    loader.close()
     return held
 
 

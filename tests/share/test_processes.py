@@ -60,7 +60,7 @@ def cost_of_an_epoch(kind: Any, method: str, names: Any) -> int:
     assert total == sum(map(digest, names))
     assert len(workers()) >= 2
     cost = sum(map(private_bytes, workers()))
-    loader._iterator._shutdown_workers()
+    loader.close()
     return cost
 
 

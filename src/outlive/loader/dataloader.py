@@ -13,7 +13,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch.utils.data import Dataset, Sampler
@@ -44,6 +44,9 @@ from outlive.settings import (
     fault_policy,
 )
 from outlive.statistics import Statistics
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -206,6 +209,28 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self._iterator._shutdown_workers()
             self._iterator = None  # given up, shut down by a library, or interrupted in the middle; or to be elsewhere
         return self._bookmark.resume(self, super().__iter__) if pending else super().__iter__()
+
+    def close(self) -> None:
+        """End the workers of the current iterator, and wait until they have ended.
+
+        Without this, workers end when their iterator is garbage-collected. Batches stay valid, `state_dict()` stays
+        where it is, and `iter(loader)` starts new workers. A closed iterator raises an error if batches were left.
+        Calling this twice, or with `num_workers=0`, does nothing. A `with` block calls it at its end:
+
+            with DataLoader(dataset, num_workers=4, persistent_workers=True) as loader:
+                train(loader)
+        """
+        latest = self._latest() if self._latest is not None else None
+        for iterator in (self._iterator, latest):
+            if isinstance(iterator, SupervisedIterator):
+                iterator._shutdown_workers()
+        self._iterator = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Where this loader is: after the last batch that was delivered. Numbers, texts, lists and dictionaries, and
