@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.utils.data import Dataset, IterableDataset
 
 import outlive
-from outlive.loader.agreeing import _Watch
+from outlive.loader.agreeing import RankWatch
 
 SAMPLES = 24
 BATCH = 2
@@ -98,13 +98,13 @@ def main() -> None:
             if mode == "raises" and rank == 1 and len(seen) == 3:
                 raise KeyError("a bug in the training step")
             if mode == "killed" and rank == 1 and len(seen) == 3:
-                assert _Watch.bond is not None
-                assert _Watch.bond.await_meeting(60)
+                assert RankWatch.bond is not None
+                assert RankWatch.bond.await_meeting(60)
                 os.kill(os.getpid(), signal.SIGKILL)
             if mode == "gives-up-apart":
                 if rank == 0:
-                    assert _Watch.bond is not None
-                    assert _Watch.bond.await_fallen(60)
+                    assert RankWatch.bond is not None
+                    assert RankWatch.bond.await_fallen(60)
             elif mode != "apart":
                 dist.all_reduce(total)
     except outlive.TooManyFaultsError:

@@ -368,7 +368,7 @@ def test_batches_of_an_earlier_epoch_are_forgotten(sides):
 def test_a_wild_write_over_the_count_is_no_reason_to_fail(sides):
     """Whoever dies of a wild write may have hit the record before."""
     worker, trainer = sides
-    worker.words[blackbox._TAKEN] = -5
+    worker.words[blackbox.TAKEN] = -5
 
     assert trainer.recent_batches == ()
 

@@ -96,11 +96,11 @@ def test_nothing_is_kept_of_a_dataset_when_its_loader_is_gone():
     dataset = EpochAware()
     loader = loader_of(dataset)
     list(loader)
-    assert id(dataset) in epochs._listening
+    assert epochs.is_listening(dataset)
     loader.close()
     del loader
 
-    assert id(dataset) not in epochs._listening
+    assert not epochs.is_listening(dataset)
     dataset.set_epoch(7)
     assert dataset[0] == (7, 0)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from outlive._capture import blackbox
 from outlive._capture.blackbox import BlackBox
-from outlive._capture.load import LoadMeter, _Look, shares
+from outlive._capture.load import LoadMeter, LoadReading, shares
 from outlive._fleet.load import Figures, advice
 from outlive._system import nameless
 from outlive.incident import Stage
@@ -128,18 +128,18 @@ def test_any_figures_make_one_line_at_most(workers, loads, cpus, limit, throttle
 @pytest.mark.parametrize(
     ("later", "expected"),
     [
-        (_Look(SECOND, SECOND, 0, SECOND, 0, False), load(on_cpu=1.0)),
-        (_Look(SECOND, SECOND // 4, SECOND // 2, 0, 0, False), load(on_cpu=0.25, starved=0.5, waiting=0.25)),
-        (_Look(SECOND, 0, 0, 0, SECOND, False), load(idle=1.0)),
-        (_Look(SECOND, 0, 0, 0, 0, True), load(waiting=1.0, disk=0.5)),
-        (_Look(SECOND, 0, 0, 4 * SECOND, 0, False), load(on_cpu=4.0)),  # its threads work, it waits for them
-        (_Look(SECOND, 0, 5 * SECOND, 0, SECOND, False), load(starved=1.0)),  # clocks that disagree
-        (_Look(SECOND, 0, 0, 0, -SECOND, False), load(waiting=1.0)),
+        (LoadReading(SECOND, SECOND, 0, SECOND, 0, False), load(on_cpu=1.0)),
+        (LoadReading(SECOND, SECOND // 4, SECOND // 2, 0, 0, False), load(on_cpu=0.25, starved=0.5, waiting=0.25)),
+        (LoadReading(SECOND, 0, 0, 0, SECOND, False), load(idle=1.0)),
+        (LoadReading(SECOND, 0, 0, 0, 0, True), load(waiting=1.0, disk=0.5)),
+        (LoadReading(SECOND, 0, 0, 4 * SECOND, 0, False), load(on_cpu=4.0)),  # its threads work, it waits for them
+        (LoadReading(SECOND, 0, 5 * SECOND, 0, SECOND, False), load(starved=1.0)),  # clocks that disagree
+        (LoadReading(SECOND, 0, 0, 0, -SECOND, False), load(waiting=1.0)),
     ],
 )
 def test_shares_follow_from_two_looks(later, expected):
     """They add up, whatever the clocks of the kernel and of the worker say."""
-    found = shares(deque([_Look(0, 0, 0, 0, 0, False), later]))
+    found = shares(deque([LoadReading(0, 0, 0, 0, 0, False), later]))
 
     assert found is not None
     assert (found.on_cpu, found.starved, found.waiting, found.idle, found.disk, found.seconds) == pytest.approx(
@@ -152,7 +152,7 @@ def test_time_is_told_where_the_kernel_keeps_no_queues(monkeypatch, box):
     """As in gVisor: what computes is seen, what starves is not."""
     meter = LoadMeter(os.getpid())
     told = [["S", *[b"0"] * 10, str(ticks).encode(), b"0"] for ticks in (0, 50)]
-    monkeypatch.setattr(meter, "_pid", "no such process")
+    monkeypatch.setattr(meter, "pid", "no such process")
 
     assert meter.look(10.0, box, told[0]) is None
     found = meter.look(11.0, box, told[1])

@@ -33,13 +33,6 @@ def _generators_as_they_were() -> Iterator[None]:
     torch.set_rng_state(states[2])
 
 
-def slow(monkeypatch: pytest.MonkeyPatch) -> Randomness:
-    """Reads as if the generators' words were not where we think."""
-    monkeypatch.setattr(randomness, "_flat_random", lambda: None)
-    monkeypatch.setattr(randomness, "_flat_numpy", lambda numpy: None)
-    return Randomness()
-
-
 def draw_all() -> list[Any]:
     """Some of every kind; gaussians come first, so that a cached one shows."""
     return [
@@ -110,9 +103,9 @@ def test_reading_disturbs_nothing(draw):
 
 @pytest.mark.parametrize("way", ["flat", "slow"])
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-def test_the_quick_and_the_slow_way_agree(draw, way, monkeypatch):
+def test_the_quick_and_the_slow_way_agree(draw, way):
     """What one reads, the other sets."""
-    readers = {"flat": Randomness(), "slow": slow(monkeypatch)}
+    readers = {"flat": Randomness(), "slow": Randomness(fast=False)}
     reader = readers.pop(way)
     [setter] = readers.values()
     draw()
@@ -126,8 +119,8 @@ def test_the_quick_and_the_slow_way_agree(draw, way, monkeypatch):
 
 def test_the_quick_way_is_taken_here():
     """Else the other tests say nothing about it, and a batch costs 40 µs more."""
-    assert randomness._flat_random() is not None
-    assert randomness._flat_numpy(np) is not None
+    assert randomness.flat_random() is not None
+    assert randomness.flat_numpy(np) is not None
 
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -164,17 +157,17 @@ def test_a_state_fits_into_the_black_box():
     """Both ways of reading it."""
     from outlive._capture import blackbox
 
-    assert len(Randomness().read()) <= blackbox._STATE_ROOM
+    assert len(Randomness().read()) <= blackbox.STATE_ROOM
 
 
-def test_a_slow_state_fits_into_the_black_box(monkeypatch):
+def test_a_slow_state_fits_into_the_black_box():
     """Where the generators' words are not where we think, they are pickled."""
     from outlive._capture import blackbox
 
     random.gauss(0, 1)
     np.random.randn()
 
-    assert len(slow(monkeypatch).read()) <= blackbox._STATE_ROOM
+    assert len(Randomness(fast=False).read()) <= blackbox.STATE_ROOM
 
 
 def test_another_reader_sets_the_state_as_well():

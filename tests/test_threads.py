@@ -24,7 +24,7 @@ def openblas_threads() -> int | None:
 
     from outlive._worker import threads
 
-    for path in threads._loaded():
+    for path in threads.loaded_libraries():
         library: Any = ctypes.CDLL(path)
         for name in ("scipy_openblas_get_num_threads64_", "openblas_get_num_threads"):
             if hasattr(library, name):

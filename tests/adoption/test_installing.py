@@ -42,9 +42,9 @@ STOCK = {
 
 @pytest.fixture(autouse=True)
 def _all_is_restored() -> Iterator[None]:
-    installing._told.clear()
+    installing.named_classes.clear()
     yield
-    assert installing._adoptions == []
+    assert installing.active == []
     assert {key: vars(key[0])[key[1]] for key in STOCK} == STOCK
     assert "__init_subclass__" not in vars(DataLoader)
 
@@ -214,8 +214,8 @@ def test_a_context_is_left_alone_when_its_workers_are_no_processes():
     """tests/clients has the loader of MONAI's that this is for."""
     contexts = (None, torch.multiprocessing, multiprocessing, multiprocessing.get_context("spawn"))
 
-    assert all(map(installing._starts_processes, contexts))
-    assert not installing._starts_processes(loaders.ThreadContext())
+    assert all(map(installing.starts_processes, contexts))
+    assert not installing.starts_processes(loaders.ThreadContext())
 
 
 def test_the_inner_one_counts_when_installations_are_nested(monkeypatch):

@@ -24,7 +24,7 @@ import warm_server
 
 DEADLINE_S = 60.0
 PROGRAM = Path(__file__).with_name("program.py")
-_ADDRESS = re.compile(r"http://([^/\s]+):(\d+)/(?:\?token=(\S+))?")
+ADDRESS = re.compile(r"http://([^/\s]+):(\d+)/(?:\?token=(\S+))?")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def served(*options: str) -> Iterator[Server]:
     with warm_server.Popen(command, stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL) as process:
         try:
             assert process.stdout is not None
-            found = _ADDRESS.search(process.stdout.readline())
+            found = ADDRESS.search(process.stdout.readline())
             assert found is not None
             yield Server(found[1], int(found[2]), found[3], process)
         finally:

@@ -33,7 +33,7 @@ def test_a_job_that_ended_a_while_ago_is_left_alone_until_it_has_news(monkeypatc
     first = watched.read({})
     watched.read({})
     soon = len(looks)
-    monkeypatch.setattr(hub, "_SETTLED_S", -1.0)
+    monkeypatch.setattr(hub, "SETTLED_S", -1.0)
     later = [watched.read({}), watched.read({})]
     still = len(looks)
     with open(job.path / runtime.EVENTS, "a") as file:

@@ -274,7 +274,7 @@ def test_a_program_is_shown_when_it_is_run_with_dash(tmp_path):
     ) as process:
         assert process.stderr is not None
         assert process.stdin is not None
-        found = server_process._ADDRESS.search(process.stderr.readline())
+        found = server_process.ADDRESS.search(process.stderr.readline())
         assert found is not None
         server = Server(found[1], int(found[2]), None, process)
         page = server.ask("/")

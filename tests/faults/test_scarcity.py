@@ -67,7 +67,7 @@ class DiesOnce(Plain):
 
 def test_an_epoch_goes_on_when_no_process_can_be_started_for_a_while(tmp_path, monkeypatch):
     """The zygote tries again; the other workers do not even notice."""
-    monkeypatch.setattr(zygote, "_FORK_PATIENCE_S", 30.0)  # longer than the thread below takes on a busy machine
+    monkeypatch.setattr(zygote, "FORK_PATIENCE_S", 30.0)  # longer than the thread below takes on a busy machine
     monkeypatch.setattr(os, "fork", RefusedForks(tmp_path / "no forks"))
     loader = DataLoader(DiesOnce(tmp_path), batch_size=4, num_workers=2, multiprocessing_context="fork")
 

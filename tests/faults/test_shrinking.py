@@ -63,8 +63,8 @@ class Growing(Dataset[Any]):
         return 1_000_000
 
     def __getitem__(self, index: int) -> Any:
-        if not memory_pressure._held:
-            memory_pressure._held.append(bytearray(b"x") * (100 * MIB))
+        if not memory_pressure.held:
+            memory_pressure.held.append(bytearray(b"x") * (100 * MIB))
         return index, torch.rand(2)
 
 
@@ -104,7 +104,7 @@ class Shedding(Growing):
 
     def __getitem__(self, index: int) -> Any:
         if self.word.exists():
-            memory_pressure._held.clear()
+            memory_pressure.held.clear()
             return index, torch.rand(2)
         return super().__getitem__(index)
 

@@ -13,6 +13,6 @@ from outlive._forensics import journal
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("OUTLIVE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(journal, "_told", False)
+    monkeypatch.setattr(journal, "failure_logged", False)
     yield tmp_path / "home"
     assert journal.flush(60.0)

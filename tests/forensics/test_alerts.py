@@ -74,7 +74,7 @@ def answering(*statuses: int) -> Iterator[Answering]:
 @pytest.fixture(autouse=True)
 def _no_proxy_and_short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(alerts, "_PAUSES_S", (0.01, 0.02, 0.04))
+    monkeypatch.setattr(alerts, "RETRY_PAUSES_S", (0.01, 0.02, 0.04))
 
 
 def test_an_incident_arrives_as_json_with_a_sentence():

@@ -291,7 +291,7 @@ def installed_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     page = tmp_path / "null-pointer.md"
     words_of_it = "A pointer that points nowhere was followed, " * 8
     page.write_text(f"# Null pointer\n\n{words_of_it}\n\n- first\n- second\n\n```\ncode  as it is\n```\n")
-    monkeypatch.setattr(explain, "_SHELVES", (tmp_path / "none", tmp_path))
+    monkeypatch.setattr(explain, "PAGE_FOLDERS", (tmp_path / "none", tmp_path))
     return tmp_path
 
 
@@ -326,7 +326,7 @@ def test_a_verdict_without_a_page_and_one_that_does_not_exist_are_told_apart(ins
 
 def test_pages_are_found_in_a_checkout():
     """Where people read them, under docs/crashes."""
-    assert (SOURCES.parent / "docs" / "crashes") in explain._SHELVES
+    assert (SOURCES.parent / "docs" / "crashes") in explain.PAGE_FOLDERS
 
 
 # ---------------------------------------------------------------- the command itself

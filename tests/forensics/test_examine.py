@@ -70,7 +70,7 @@ def test_others_are_asked_when_no_page_may_be_run(monkeypatch: pytest.MonkeyPatc
     def refuse() -> None:
         raise PermissionError
 
-    monkeypatch.setattr(cpu, "_instructions", refuse)
+    monkeypatch.setattr(cpu, "load_instructions", refuse)
     by_numpy = cpu.this_cpu.__wrapped__()
     monkeypatch.setattr(cpu, "from_numpy", lambda: None)
     by_kernel = cpu.this_cpu.__wrapped__()
@@ -243,7 +243,7 @@ def test_memory_without_a_file_is_in_no_library(path: str) -> None:
 )
 def test_names_are_shown_as_people_write_them(name: str, shown: str) -> None:
     """Without parameters, and with templates closed: they can have a thousand characters."""
-    if symbols._library() is None:
+    if symbols.load_demangler() is None:
         pytest.skip("no libstdc++")
 
     assert symbols.readable(name) == shown

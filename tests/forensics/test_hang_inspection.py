@@ -65,7 +65,7 @@ def test_stacks_are_taken_though_the_request_came_too_late(monkeypatch: pytest.M
     fd = memory.create(stacks.SIZE)
     os.write(fd, b"older ones\n")
     monkeypatch.setattr(stacks, "ask", lambda pid: os.write(fd, b"Current thread 0x1:\n  a.py, line 1 in f\n"))
-    monkeypatch.setattr(stacks, "_STARVED_S", 0.0)
+    monkeypatch.setattr(stacks, "REQUEST_TIMEOUT_S", 0.0)
     try:
         assert stacks.take(os.getpid(), fd) == "Current thread 0x1:\n  a.py, line 1 in f"
     finally:

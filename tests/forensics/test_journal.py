@@ -178,12 +178,12 @@ def test_a_size_that_says_nothing_means_the_default(monkeypatch, text, mib):
     """A typing error must not cost the journal."""
     monkeypatch.setenv("OUTLIVE_JOURNAL_MIB", text)
 
-    assert journal._size_bytes() == mib * 2**20
+    assert journal.read_size_bytes() == mib * 2**20
 
 
 def test_each_machine_has_its_own_file_on_a_network_file_system(home, monkeypatch):
     """Locks of different machines on one file cannot be relied on; all of them are read."""
-    monkeypatch.setattr(journal, "_is_network", lambda folder: True)
+    monkeypatch.setattr(journal, "is_network_folder", lambda folder: True)
     monkeypatch.setattr(journal, "this_job", lambda: Job("train.py", "/", 1, "node1"))
     written(1)
     monkeypatch.setattr(journal, "this_job", lambda: Job("train.py", "/", 1, "node2"))

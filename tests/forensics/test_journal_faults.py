@@ -155,7 +155,7 @@ def test_an_incident_waits_while_another_process_holds_the_lock(home, monkeypatc
 def test_a_lock_that_is_never_released_costs_only_the_incident(home, monkeypatch, caplog):
     """After a while it is given up, with one warning."""
     written(1)
-    monkeypatch.setattr(journal, "_WRITE_S", 0.3)
+    monkeypatch.setattr(journal, "WRITE_TIMEOUT_S", 0.3)
     holder = sqlite3.connect(home / "journal.sqlite3", isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
     try:
@@ -255,7 +255,7 @@ def test_a_fork_neither_writes_twice_nor_hangs(home):
     """Forks at any moment of the writing; each child adds one of its own and ends through the usual exits."""
     source = """
     from outlive._forensics import courier
-    courier.EXIT_S = journal._WRITE_S = journal._FORK_WAIT_S = 50.0  # a busy machine is no hanging disk
+    courier.EXIT_S = journal.WRITE_TIMEOUT_S = journal._FORK_WAIT_S = 50.0  # a busy machine is no hanging disk
     children = []
     for n in range(60):
         journal.add(example_incidents.segfault(id=f"parent{n:02}", when=float(n)))
@@ -301,7 +301,7 @@ def test_a_child_that_was_forked_while_the_disk_hung_leaves_the_journal_alone(ho
 def test_many_programs_write_at_once(home):
     """Ranks and jobs share one journal: every incident of each is there once, and the file is sound."""
     source = """
-    journal._WRITE_S = 50.0
+    journal.WRITE_TIMEOUT_S = 50.0
     sys.stdin.readline()
     for n in range(40):
         journal.add(example_incidents.segfault(id=f"{sys.argv[1]}-{n:02}"))

@@ -42,8 +42,8 @@ def edge_lists(draw: Any) -> Any:
 def in_small_pieces(monkeypatch):
     """So that small graphs take the way of large ones: several chunks, several ranges, two threads."""
     monkeypatch.setattr(building, "CHUNK", 7)
-    monkeypatch.setattr(building, "_FEW", 3)
-    monkeypatch.setattr(building, "_COPIED_BYTES", 64)
+    monkeypatch.setattr(building, "EDGES_PER_RANGE", 3)
+    monkeypatch.setattr(building, "COPIED_BYTES", 64)
 
 
 @pytest.mark.usefixtures("in_small_pieces")

@@ -42,7 +42,7 @@ def test_the_first_to_fail_is_named_whatever_its_number(tmp_path, method, monkey
 
     def until_rank_0_has_failed(context, seconds):
         """The aftermath takes as long as rank 0 does: a busy machine may hold it up."""
-        if seconds == group._AFTERMATH_S:
+        if seconds == group.AFTERMATH_S:
             wait_until(lambda: context._attend(0.0) or bool(context._ranks[0].noticed), 60)
         wait_for_end(context, seconds)
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import outlive
 from measuring import loaders
 from outlive.cli import main
-from outlive.measuring.bench import _one_more
+from outlive.measuring.bench import next_number
 from outlive.measuring.report import BenchReport, lines, recommended
 from outlive.measuring.trial import PARTS, Trial, twin_of
 
@@ -224,4 +224,4 @@ def test_the_command_answers_programs_and_says_by_its_status_what_went_wrong(mon
 )
 def test_more_workers_are_tried_while_they_are_of_use(tried, more):
     """Those that wait for a disk need no CPU; there is an end to it."""
-    assert _one_more(tried) == more
+    assert next_number(tried) == more

@@ -29,7 +29,7 @@ from outlive.loader import here
 @pytest.fixture(autouse=True)
 def first_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that has made none yet."""
-    monkeypatch.setattr(here, "_numbers", iter(range(1000)))
+    monkeypatch.setattr(here, "loader_numbers", iter(range(1000)))
 
 
 class Raising(torch.utils.data.Dataset[torch.Tensor]):
@@ -166,15 +166,15 @@ def test_every_kind_of_dataset_is_counted(dataset, options, delivered, samples):
 
 def test_many_short_loaders_leave_nothing_behind(runtime, monkeypatch):
     """A process may make thousands: only the first few have a folder at once, others when they live long or fail."""
-    monkeypatch.setattr(here, "_numbers", iter(range(here._AT_ONCE - 1, 1000)))
-    monkeypatch.setattr(here, "_HOLD_S", 1e9)
+    monkeypatch.setattr(here, "loader_numbers", iter(range(here.PUBLISHED_AT_ONCE - 1, 1000)))
+    monkeypatch.setattr(here, "PUBLISH_DELAY_S", 1e9)
 
     for _ in range(20):
         assert len(list(outlive.DataLoader(range(8), batch_size=4))) == 2
     assert len(list(runtime.iterdir())) == 1
     list(outlive.DataLoader(Raising(), batch_size=4, faults="skip"))
     assert len(list(runtime.iterdir())) == 2
-    monkeypatch.setattr(here, "_HOLD_S", 1e-9)
+    monkeypatch.setattr(here, "PUBLISH_DELAY_S", 1e-9)
     list(outlive.DataLoader(range(8), batch_size=4))
     assert len(list(runtime.iterdir())) == 3
     assert [job.snapshot()["delivered"] for job in viewing.jobs()] == [2, 16, 2]

@@ -183,7 +183,7 @@ def test_a_file_gets_few_lines_and_nothing_that_only_a_terminal_understands():
 
 def test_a_line_comes_from_time_to_time_where_lines_stay(monkeypatch):
     """The first only after a while: short maps have one line in all."""
-    monkeypatch.setattr(bars, "_LOG_S", 0.0)
+    monkeypatch.setattr(bars, "LOG_INTERVAL_S", 0.0)
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
 
@@ -215,6 +215,6 @@ def test_what_progress_means_is_checked():
 
 def test_the_length_is_that_of_the_shortest_and_only_where_all_have_one():
     """As `zip` counts."""
-    assert bars._length(([1, 2, 3], range(2))) == 2
-    assert bars._length(([1], iter([1]))) is None
-    assert bars._length((range(10**30),)) is None
+    assert bars.length_of(([1, 2, 3], range(2))) == 2
+    assert bars.length_of(([1], iter([1]))) is None
+    assert bars.length_of((range(10**30),)) is None

@@ -128,7 +128,7 @@ def test_threads_are_as_they_were_when_a_second_stack_is_added(box):
         thread.join()
         (hook,) = raised
         known = hook.exc_type is ZeroDivisionError and hook.thread is thread and thread.name == "divider"
-        crash._mind_threads()  # a second time changes nothing
+        crash.watch_threads()  # a second time changes nothing
         os._exit(7 if known and not hasattr(threading.Thread._bootstrap_inner.__wrapped__, "__wrapped__") else 8)
 
     assert box.dies(start) == 7

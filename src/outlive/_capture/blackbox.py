@@ -24,12 +24,12 @@ from outlive.incident import InHand, Stage
 from outlive.statistics import Load
 
 COPIES = 18  # of the random state: one more than there are batches on their way to the trainer at once
-_STATE_ROOM = 16384 - 16
+STATE_ROOM = 16384 - 16
 CRASH_AT, CRASH_ROOM = 4096, 8192
 MAPS_AT, MAPS_ROOM = 12288 + COPIES * 16384, 4 << 20
 SIZE = MAPS_AT + MAPS_ROOM
 _STAGE, _BATCH, POSITION, SINCE, _SLOWEST, _DONE, _PID, _COUNT, _STAND_IN = range(9)
-_TAKEN, _LEFT, _REASON, _AMOUNT, _BOUND = range(9, 14)
+TAKEN, _LEFT, _REASON, _AMOUNT, _BOUND = range(9, 14)
 _IDLE = 32  # nanoseconds without a task, those that are over
 _LOAD = slice(33, 39)  # by the watchman: shares in millionths, then nanoseconds; all zero: nobody has looked
 _DESCRIPTORS, _THREADS = 39, 40  # by the watchman
@@ -96,13 +96,13 @@ class BlackBox:
     def take_up(self, batch: int) -> None:
         """A batch begins."""
         words = self.words
-        taken = words[_TAKEN]
+        taken = words[TAKEN]
         words[_RING + taken % RECENT] = batch
-        words[_TAKEN] = taken + 1
+        words[TAKEN] = taken + 1
 
     def forget_batches(self) -> None:
         """Batches are numbered anew."""
-        self.words[_TAKEN] = 0
+        self.words[TAKEN] = 0
 
     def note_exit(self) -> None:
         """Python code ends the process: sys.exit, not os._exit."""
@@ -164,7 +164,7 @@ class BlackBox:
     def keep_random_state(self, batch: int, state: bytes) -> None:
         """Keep the random state after `batch`, beside those before it."""
         size = len(state)
-        if size > _STATE_ROOM:
+        if size > STATE_ROOM:
             return
         if self._heads[self._turn][0] == batch:  # kept once already, and then the batch could not be sent
             self._heads[self._turn][0] = _NOTHING
@@ -266,7 +266,7 @@ class BlackBox:
     @property
     def recent_batches(self) -> tuple[int, ...]:
         """The last batches that were taken up, oldest first; one that was done again is there again."""
-        taken = self.words[_TAKEN]
+        taken = self.words[TAKEN]
         if not 0 < taken < 1 << 62:  # a wild write over the record
             return ()
         return tuple(self.words[_RING + n % RECENT] for n in range(max(0, taken - RECENT), taken))

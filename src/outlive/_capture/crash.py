@@ -100,10 +100,10 @@ def install(mapped: ctypes.Array[ctypes.c_ubyte]) -> None:
         )
     except OSError:
         return  # No memory for a stack of its own: the worker is as good as one without the extension.
-    _mind_threads()
+    watch_threads()
 
 
-def _mind_threads() -> None:
+def watch_threads() -> None:
     """Give each thread that Python starts a second stack, so that an overflow of its first one is recorded, too."""
     run: Callable[[Any], None] | None = getattr(threading.Thread, "_bootstrap_inner", None)
     if run is None or hasattr(run, "__wrapped__"):

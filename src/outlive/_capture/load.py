@@ -25,7 +25,7 @@ _FEWEST = 2  # looks, however long ago the first of them was
 _TICK_NS = 1_000_000_000 // (os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100)
 
 
-class _Look(NamedTuple):
+class LoadReading(NamedTuple):
     at_ns: int
     ran_ns: int  # the main thread
     queued_ns: int  # the main thread, for a CPU
@@ -38,8 +38,8 @@ class LoadMeter:
     """Of one worker."""
 
     def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._looks: deque[_Look] = deque()
+        self.pid = pid
+        self._looks: deque[LoadReading] = deque()
 
     def look(self, now: float, box: BlackBox, fields: list[bytes]) -> Load | None:
         """Shares since the first look that is remembered; None: there is but this one.
@@ -49,7 +49,7 @@ class LoadMeter:
         at_ns, looks = int(now * 1e9), self._looks
         cpu_ns = (int(fields[11]) + int(fields[12])) * _TICK_NS
         ran, queued = self._scheduled(cpu_ns)
-        looks.append(_Look(at_ns, ran, queued, cpu_ns, box.idle_ns(at_ns), fields[0] == b"D"))
+        looks.append(LoadReading(at_ns, ran, queued, cpu_ns, box.idle_ns(at_ns), fields[0] == b"D"))
         while len(looks) > _FEWEST and at_ns - looks[1].at_ns >= WINDOW_S * 1e9:
             looks.popleft()
         return shares(looks)
@@ -57,13 +57,13 @@ class LoadMeter:
     def _scheduled(self, cpu_ns: int) -> tuple[int, int]:
         """How long its main thread ran and was queued; where nobody keeps that (gVisor), as if it had never queued."""
         try:
-            ran, queued = read(f"/proc/{self._pid}/schedstat").split()[:2]
+            ran, queued = read(f"/proc/{self.pid}/schedstat").split()[:2]
         except OSError:
             return cpu_ns, 0
         return int(ran), int(queued)
 
 
-def shares(looks: deque[_Look]) -> Load | None:
+def shares(looks: deque[LoadReading]) -> Load | None:
     first, last = looks[0], looks[-1]
     span = last.at_ns - first.at_ns
     if span <= 0:

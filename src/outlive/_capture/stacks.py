@@ -20,7 +20,7 @@ SIZE = 0  # the file grows as it is written
 _MOST_BYTES = 1 << 20
 _MOST_FRAMES = 100
 _ANSWER_S = 0.3
-_STARVED_S = 2.0  # for one that has not got a processor yet to read what it was asked
+REQUEST_TIMEOUT_S = 2.0  # for one that has not got a processor yet to read what it was asked
 _HEADER = re.compile(r"^(?=(?:Current thread|Thread) 0x)", re.MULTILINE)
 # Fatal as well, but not among those that faulthandler.enable() minds.
 _MORE_SIGNALS = (signal.SIGTRAP, signal.SIGSYS)
@@ -63,7 +63,7 @@ def take(pid: int, fd: int) -> str:
     ask(pid)
     asked = time.monotonic()
     last = -1
-    while (waited := time.monotonic() - asked) < _STARVED_S:
+    while (waited := time.monotonic() - asked) < REQUEST_TIMEOUT_S:
         size = os.fstat(fd).st_size
         if waited >= _ANSWER_S and size == before and not _is_starved(pid):
             break

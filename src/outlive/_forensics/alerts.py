@@ -30,7 +30,7 @@ from outlive.verdicts import Name
 
 log = logging.getLogger("outlive")
 
-_PAUSES_S = (0.5, 2.0, 8.0)  # before the second, third and fourth try
+RETRY_PAUSES_S = (0.5, 2.0, 8.0)  # before the second, third and fourth try
 _LONGEST_TEXT = 8 * 1024
 
 
@@ -113,7 +113,7 @@ class Webhook:
 
     def _try(self, body: bytes) -> bool:
         headers = {"Content-Type": "application/json", "User-Agent": "outlive"} | self._settings["headers"]
-        for pause_s in (0.0, *_PAUSES_S):
+        for pause_s in (0.0, *RETRY_PAUSES_S):
             # When the process is about to end, the first try is the last.
             if pause_s and self._courier.leaving.wait(pause_s):
                 return False

@@ -48,7 +48,7 @@ def this_cpu() -> Cpu:
         return Cpu(platform.processor())
     if sys.platform == "linux":
         try:
-            return from_cpuid(*_instructions())
+            return from_cpuid(*load_instructions())
         except OSError:
             pass  # No page may be written and executed (SELinux): others have asked the CPU, too.
     return from_numpy() or from_cpuinfo(_cpuinfo(), "x86_64")
@@ -65,7 +65,7 @@ _XGETBV_CODE = bytes.fromhex("89f9 0f01d0 48c1e220 4809d0 c3")  # mov ecx,edi; x
 _XGETBV_AT = 64
 
 
-def _instructions() -> tuple[Cpuid, Callable[[], int]]:
+def load_instructions() -> tuple[Cpuid, Callable[[], int]]:
     """CPUID and XGETBV(0) as functions; OSError where the system allows no code that is made at run time."""
     page = mmap.mmap(
         -1,

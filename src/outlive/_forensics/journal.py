@@ -27,7 +27,7 @@ DEFAULT_MIB = 64
 _OFF = {"0", "off", "no", "false"}
 _CAPACITY = 1000
 _AT_ONCE = 25  # rows of one transaction: a fork waits for it
-_WRITE_S = 10.0
+WRITE_TIMEOUT_S = 10.0
 _FORK_WAIT_S = 1.0
 _LONGEST_TEXT = 64 * 1024
 _NETWORK = (
@@ -96,7 +96,7 @@ def home() -> Path:
 
 def path() -> Path:
     """The file that this machine writes: on a file system that others see, each machine has its own."""
-    host = f"-{this_job().host}" if _is_network(home()) else ""
+    host = f"-{this_job().host}" if is_network_folder(home()) else ""
     return home() / f"journal{host}.sqlite3"
 
 
@@ -169,7 +169,7 @@ class _Fork:
 
 
 _fork = _Fork()
-_told = False
+failure_logged = False
 
 
 def _write(posted: Sequence[tuple[Incident, Job]]) -> None:
@@ -185,8 +185,8 @@ def _write(posted: Sequence[tuple[Incident, Job]]) -> None:
             from outlive._forensics.journal_file import JournalFile
         rows = _rows(posted)
         where = path()
-        file = JournalFile(where, size_bytes=_size_bytes(), shared=_is_network(where))
-        file.write(rows, deadline_s=_WRITE_S, gate=_fork)
+        file = JournalFile(where, size_bytes=read_size_bytes(), shared=is_network_folder(where))
+        file.write(rows, deadline_s=WRITE_TIMEOUT_S, gate=_fork)
     except Exception as error:
         _tell_once(error)
 
@@ -245,7 +245,7 @@ def _shortened(value: Any) -> Any:
     return value
 
 
-def _size_bytes() -> int:
+def read_size_bytes() -> int:
     try:
         mib = float(os.environ.get("OUTLIVE_JOURNAL_MIB", DEFAULT_MIB))
         if mib > 0:
@@ -255,7 +255,7 @@ def _size_bytes() -> int:
     return DEFAULT_MIB << 20
 
 
-def _is_network(folder: Path) -> bool:
+def is_network_folder(folder: Path) -> bool:
     """Whether other machines may see this folder."""
     import psutil
 
@@ -274,9 +274,9 @@ def _lies_in(real: str, mountpoint: str) -> bool:
 
 
 def _tell_once(error: Exception) -> None:
-    global _told
-    level = logging.DEBUG if _told else logging.WARNING
-    _told = True
+    global failure_logged
+    level = logging.DEBUG if failure_logged else logging.WARNING
+    failure_logged = True
     log.log(
         level,
         "the journal in %s cannot be written (%s: %s); the job is not affected, loader.incidents has everything; "

@@ -27,7 +27,7 @@ _MOST_UNCLAIMED = 64
 _MOST_RECORDS = 4096  # of the kernel log, at one time
 _RECORD_ROOM = 8192
 _PRINTED_LATE_S = 0.001  # the kernel writes its log right after the kill
-_FIRST_PID_NAMESPACE = "pid:[4026531836]"
+FIRST_PID_NAMESPACE = "pid:[4026531836]"
 _NAMES_PID = (re.compile(r"Killed process (\d+)\b"), re.compile(r"oom-kill:.*\bpid=(\d+)"))
 _SENTENCE = re.compile(r"(?:oom-kill:|Memory cgroup out of memory|Out of memory).*")
 _LIMITS = {
@@ -122,7 +122,7 @@ class KernelLog:
         self._named: dict[int, tuple[float, str]] = {}
         try:
             # In a namespace of pids our numbers are not the kernel's: somebody else's death might bear one of them.
-            if os.readlink(f"{root}/proc/self/ns/pid") == _FIRST_PID_NAMESPACE:
+            if os.readlink(f"{root}/proc/self/ns/pid") == FIRST_PID_NAMESPACE:
                 self._fd = os.open(f"{root}/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
                 os.lseek(self._fd, 0, os.SEEK_END)
         except OSError:

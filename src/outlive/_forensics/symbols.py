@@ -185,7 +185,7 @@ def _cut(name: str) -> str:
 
 
 @functools.cache
-def _library() -> Any:
+def load_demangler() -> Any:
     """libstdc++, which every process with torch has loaded; None where there is none."""
     try:
         library = ctypes.CDLL("libstdc++.so.6")
@@ -199,7 +199,7 @@ def _library() -> Any:
 
 
 def _demangled(name: str) -> str:
-    library = _library()
+    library = load_demangler()
     if library is None:
         return name
     status = ctypes.c_int(0)

@@ -29,7 +29,7 @@ from outlive._system import nameless
 log = logging.getLogger("outlive")
 
 _numbers = itertools.count()
-_told = False  # that publishing failed: once is enough for a process
+failure_logged = False  # that publishing failed: once is enough for a process
 _RANKS = (
     ("RANK", "WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_NTASKS"),
@@ -104,11 +104,11 @@ class Publisher:
         self._write_waiting()
 
     def _give_up(self, error: Exception) -> None:
-        global _told
+        global failure_logged
         self.is_over = True
         self._waiting.clear()
-        if not _told:
-            _told = True
+        if not failure_logged:
+            failure_logged = True
             log.warning(
                 "cannot publish what this job does, so `outlive top` will not show it: %s "
                 "(OUTLIVE_RUNTIME names another folder, OUTLIVE_BOARD=0 publishes nothing)",

@@ -26,7 +26,7 @@ from outlive._system import nameless
 from outlive.incident import Stage
 
 _NICE = 10
-_PATIENCE_S = 0.5  # with a writer that has no processor in the middle of writing
+READ_TIMEOUT_S = 0.5  # with a writer that has no processor in the middle of writing
 _LONGEST_S = 10.0  # that py-spy may take
 _START_STAGES = (Stage.STARTING, Stage.PREPARING, Stage.FORWARDING)
 _OWN_WORK = "the trainer's own work"
@@ -96,13 +96,13 @@ class Job:
 
     # ------------------------------------------------------------ the board
 
-    def _words(self) -> array[int] | None:
+    def read_words(self) -> array[int] | None:
         """A copy of the board, taken while nobody wrote; None: there is none."""
         board = self._open()
         if board is None:
             return None
         words: array[int] = array("q")
-        give_up_at = time.monotonic() + _PATIENCE_S
+        give_up_at = time.monotonic() + READ_TIMEOUT_S
         while True:
             before = self._word(layout.SEQUENCE)
             words = array("q", board[: len(board) // 8 * 8])
@@ -132,7 +132,7 @@ class Job:
     def snapshot(self) -> dict[str, Any]:
         """How it stands now: plain values only. Slots are as their workers' black boxes say at this moment, where they
         can be opened; else as the trainer saw them last."""
-        words = self._words()
+        words = self.read_words()
         if words is None:
             return {}
         picture = layout.read(words)
@@ -265,7 +265,7 @@ class Job:
         """ "stacks": what its worker runs just now; "recycle": a fresh worker after its batch. Answers in words."""
         if what not in ("stacks", "recycle"):
             raise ValueError(f'a slot can be asked for "stacks" or to "recycle", got {what!r}')
-        words = self._words()
+        words = self.read_words()
         rows = layout.read(words).rows if words is not None else ()
         if not 0 <= slot < len(rows):
             raise ValueError(f"there is no slot {slot}, this {self.kind} has {len(rows)}")

@@ -23,7 +23,7 @@ _WORDS = 624
 _HEAD = struct.Struct("<HHH")
 
 
-def _flat_random() -> Callable[[], bytes] | None:
+def flat_random() -> Callable[[], bytes] | None:
     """Reads index and words of random's hidden instance, or None where they are not where we think."""
     instance = random._inst
     if sys.implementation.name != "cpython" or type(instance).__basicsize__ < 16 + 4 * (_WORDS + 1):
@@ -36,7 +36,7 @@ def _flat_random() -> Callable[[], bytes] | None:
     return flat.tobytes
 
 
-def _flat_numpy(numpy: Any) -> tuple[Callable[[], bytes], Callable[[], bytes]] | None:
+def flat_numpy(numpy: Any) -> tuple[Callable[[], bytes], Callable[[], bytes]] | None:
     """Readers of NumPy's words, and of the object around them, where a left-over gaussian is kept."""
     state = numpy.random.get_state(legacy=False)
     if state.get("bit_generator") != "MT19937":
@@ -53,8 +53,10 @@ def _flat_numpy(numpy: Any) -> tuple[Callable[[], bytes], Callable[[], bytes]] |
 class Randomness:
     """Reads and sets the random state of this process."""
 
-    def __init__(self) -> None:
-        self._random = _flat_random()
+    def __init__(self, *, fast: bool = True) -> None:
+        """`fast`: read the generators' memory where it is known; else, and elsewhere, pickle their states."""
+        self._fast = fast
+        self._random = flat_random() if fast else None
         self._torch: Any = None  # its generator, once torch is there
         self._numpy_bits: Any = None  # held, so that the memory we read stays where it is
         self._numpy: tuple[Callable[[], bytes], Callable[[], bytes]] | None = None
@@ -89,7 +91,7 @@ class Randomness:
         bits = numpy.random.mtrand._rand._bit_generator
         if self._numpy_bits is not bits:  # looked at anew when a user exchanges it
             self._numpy_bits = bits
-            self._numpy = _flat_numpy(numpy)
+            self._numpy = flat_numpy(numpy) if self._fast else None
             self._numpy_around = b""
         if self._numpy is None:
             return b"p" + pickle.dumps(numpy.random.get_state(legacy=False))

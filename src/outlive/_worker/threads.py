@@ -35,7 +35,7 @@ def limit(count: int) -> None:
     """At most so many threads per library, from now on, in this process and in what it starts."""
     for name in VARIABLES:
         os.environ[name] = str(count)
-    for path in _loaded():
+    for path in loaded_libraries():
         with contextlib.suppress(OSError, AttributeError):  # gone, or a build without the function
             library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
             names = next(names for part, names in _SETTERS.items() if part in os.path.basename(path))
@@ -51,7 +51,7 @@ def limit(count: int) -> None:
                 getattr(loaded, function)(0 if module == "cv2" and count == 1 else count)
 
 
-def _loaded() -> list[str]:
+def loaded_libraries() -> list[str]:
     """Files of loaded libraries that we know how to talk to."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:

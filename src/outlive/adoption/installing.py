@@ -59,9 +59,9 @@ class Adoption:
         return view
 
 
-_adoptions: list[Adoption] = []  # the last one counts
+active: list[Adoption] = []  # the last one counts
 _restore: list[Callable[[], None]] = []
-_told: set[str] = set()
+named_classes: set[str] = set()
 
 
 def install(faults: Any = None, **options: Any) -> Adoption:
@@ -79,15 +79,15 @@ def install(faults: Any = None, **options: Any) -> Adoption:
     if hook.is_off():
         return adoption
     _check(chosen)
-    _adoptions.append(adoption)
+    active.append(adoption)
     hook.when_imported(_patch)
     return adoption
 
 
 def uninstall() -> None:
     """Undo the last `install()`; without one, nothing."""
-    if _adoptions:
-        _withdraw(_adoptions[-1])
+    if active:
+        _withdraw(active[-1])
 
 
 @contextlib.contextmanager
@@ -102,7 +102,7 @@ def installed(faults: Any = None, **options: Any) -> Iterator[Adoption]:
 
 def install_from_environment() -> None:
     """Under `outlive run`: torch's module has just been imported. What variables say is read when a loader begins."""
-    _adoptions.insert(0, Adoption(None))
+    active.insert(0, Adoption(None))
     _patch(sys.modules[hook.LOADER_MODULE])
 
 
@@ -129,8 +129,8 @@ def _check(options: dict[str, Any]) -> None:
 
 def _withdraw(adoption: Adoption) -> None:
     with contextlib.suppress(ValueError):
-        _adoptions.remove(adoption)
-    if not _adoptions:
+        active.remove(adoption)
+    if not active:
         hook.forget()
         while _restore:
             _restore.pop()()
@@ -161,18 +161,18 @@ def _replace(owner: type, name: str, wrap: Callable[[type, Any], Any]) -> None:
 
 def _with_workers(owner: type, theirs: Any) -> Any:
     def __init__(self: Any, loader: Any) -> None:
-        if not _adoptions:
+        if not active:
             theirs(self, loader)
         elif type(self) is not owner:
             _leave(type(loader), f"{type(loader).__name__} makes its iterator, {type(self).__name__}, by itself")
             theirs(self, loader)
-        elif not _starts_processes(loader.multiprocessing_context):
+        elif not starts_processes(loader.multiprocessing_context):
             _leave(type(loader), f"{type(loader).__name__} starts its workers by itself")
             theirs(self, loader)
         else:
             from outlive.adoption import iterators
 
-            _adoptions[-1]._view(loader)
+            active[-1]._view(loader)
             _become(self, iterators.AdoptedIterator, loader)
 
     return __init__
@@ -186,7 +186,7 @@ def _become(iterator: Any, kind: Any, loader: Any) -> None:
 
 def _without_workers(owner: type, theirs: Any) -> Any:
     def __init__(self: Any, loader: Any) -> None:
-        if _adoptions and type(self) is owner and _deals_with_exceptions(loader):
+        if active and type(self) is owner and _deals_with_exceptions(loader):
             from outlive.adoption import iterators
 
             _become(self, iterators.AdoptedInlineIterator, loader)
@@ -198,7 +198,7 @@ def _without_workers(owner: type, theirs: Any) -> Any:
 
 def _deals_with_exceptions(loader: Any) -> bool:
     """Whether there is something to be done where there are no workers. A policy that raises is torch's own way."""
-    adoption = _adoptions[-1]
+    adoption = active[-1]
     if not adoption.options.keys() & {"faults", "quarantine"}:
         return False
     from outlive.adoption import iterators
@@ -210,7 +210,7 @@ def _deals_with_exceptions(loader: Any) -> bool:
     return bool(policy.on_error != "raise" or policy.retry_on or view._ledger.quarantine.has_foreseen)
 
 
-def _starts_processes(context: Any) -> bool:
+def starts_processes(context: Any) -> bool:
     """Whether workers are processes of Python's: MONAI's ThreadDataLoader has a context whose are threads."""
     home = getattr(context, "__name__", None) or type(context).__module__
     return context is None or home.partition(".")[0] == "multiprocessing" or home.startswith("torch.multiprocessing")
@@ -229,7 +229,7 @@ def _attend_subclasses(owner: Any) -> None:
 
     def __init_subclass__(cls: Any, /, **options: Any) -> None:
         super(owner, cls).__init_subclass__(**options)
-        if _adoptions:
+        if active:
             _attend(cls)
 
     owner.__init_subclass__ = classmethod(__init_subclass__)
@@ -247,7 +247,7 @@ def _attend(kind: Any) -> None:
 def _telling(owner: type, theirs: Any) -> Any:
     def _get_iterator(self: Any) -> Any:
         iterator = theirs(self)
-        if _adoptions and self.num_workers and not hasattr(iterator, "usable"):
+        if active and self.num_workers and not hasattr(iterator, "usable"):
             _leave(type(self), f"{type(self).__name__} makes its iterator, {type(iterator).__name__}, by itself")
         return iterator
 
@@ -257,6 +257,6 @@ def _telling(owner: type, theirs: Any) -> Any:
 def _leave(kind: type, why: str) -> None:
     """Say once of a class that it is left alone."""
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if name not in _told:
-        _told.add(name)
+    if name not in named_classes:
+        named_classes.add(name)
         log.warning("%s: its workers are not supervised. Use outlive.DataLoader in its place, if that is yours", why)

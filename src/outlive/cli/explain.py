@@ -21,7 +21,7 @@ from outlive.verdicts import PAGES, Name
 
 _PACKAGE = Path(__file__).parents[1]
 # In a wheel the build has put them there; in a checkout they lie where people read them.
-_SHELVES = (_PACKAGE / "explanations", _PACKAGE.parents[1] / PAGES)
+PAGE_FOLDERS = (_PACKAGE / "explanations", _PACKAGE.parents[1] / PAGES)
 
 
 @click.command()
@@ -47,9 +47,9 @@ def command(verdict: str) -> None:
 
 def page_of(name: Name) -> str | None:
     """The page as it was written."""
-    for shelf in _SHELVES:
+    for folder in PAGE_FOLDERS:
         try:
-            return (shelf / f"{name.value}.md").read_text(encoding="utf-8")
+            return (folder / f"{name.value}.md").read_text(encoding="utf-8")
         except OSError:
             continue
     return None

@@ -34,7 +34,7 @@ _GLANCE_S = 0.25  # between two looks whether anything has happened
 _AT_ONCE = 1000  # events
 _MOST_TICKS, _MOST_EVENTS = 1200, 800  # of a job, that whoever comes late is told
 _MOST_LOOKS = 600
-_SETTLED_S = 15.0  # so long after its end the journal has what there is to say of a job
+SETTLED_S = 15.0  # so long after its end the journal has what there is to say of a job
 _QUEUE = 16  # messages a viewer may be behind
 _MOST_VIEWERS = 32
 _LOOKUPS, _TRIES, _MOST_KNOWN = 8, 40, 2000  # of the journal: in one round, for one incident, in all
@@ -65,7 +65,7 @@ class Watched:
     def read(self, remedies: dict[str, list[str]]) -> list[dict[str, Any]]:
         """What is new; the rest is in the attributes."""
         fresh: list[dict[str, Any]] = []
-        if self._over_at and time.monotonic() - self._over_at > _SETTLED_S and not self.job.has_news():
+        if self._over_at and time.monotonic() - self._over_at > SETTLED_S and not self.job.has_news():
             return fresh
         while True:
             events, self.after = self.job.events(self.after, _AT_ONCE)

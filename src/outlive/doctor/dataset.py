@@ -43,7 +43,7 @@ _SIMPLE_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _LARGE_PICKLE = 256 << 20
 _TOLD = 3
 # Kinds of things that processes must not share: by the package and the name of a type, of its bases too.
-_HELD = {
+HELD_KINDS = {
     "open-file": {
         *(("_io", "FileIO"), ("_io", "BufferedReader"), ("_io", "TextIOWrapper"), ("_io", "BufferedRandom")),
         *(("zipfile", "ZipFile"), ("tarfile", "TarFile"), ("h5py", "File"), ("netCDF4", "Dataset")),
@@ -130,7 +130,7 @@ def _note(seen: Seen, path: str, part: Any) -> None:
     elif not _GENERATORS.isdisjoint(names):
         seen.generators.append((path, walking.type_name(part)))
     else:
-        for what, types in _HELD.items():
+        for what, types in HELD_KINDS.items():
             if not types.isdisjoint(names) and not _is_closed(part):
                 if not _is_inside(seen, path):
                     seen.held[what].append((path, walking.type_name(part)))

@@ -22,8 +22,8 @@ from outlive._system import cpus
 from outlive.graph.checking import CHUNK, Relation
 
 _RANGES = 256  # of destinations: their number fits a byte, which NumPy sorts in linear time
-_FEW = 1 << 17  # so many edges are one range
-_COPIED_BYTES = 1 << 23  # at a time
+EDGES_PER_RANGE = 1 << 17  # so many edges are one range
+COPIED_BYTES = 1 << 23  # at a time
 _MOST_THREADS = 16
 
 
@@ -60,7 +60,7 @@ class Threads:
 
 def copying(out: NDArray[Any], source: NDArray[Any]) -> list[Callable[[], object]]:
     """Steps that copy an array, a part each."""
-    rows = max(1, _COPIED_BYTES // max(1, out.nbytes // max(1, len(out))))
+    rows = max(1, COPIED_BYTES // max(1, out.nbytes // max(1, len(out))))
 
     def step(low: int) -> Callable[[], object]:
         return lambda: np.copyto(
@@ -87,7 +87,7 @@ def build(relation: Relation, num_sources: int, room: Room, threads: Threads) ->
         _copy_sorted(relation, room, threads)
         return
     num_targets = len(room.indptr) - 1
-    shift = max(0, max(0, num_targets - 1).bit_length() - 8) if len(relation.targets) > _FEW else 63
+    shift = max(0, max(0, num_targets - 1).bit_length() - 8) if len(relation.targets) > EDGES_PER_RANGE else 63
     starts = _group(relation.targets, shift, room.edge_ids, threads)
     room.indptr[0] = 0
 

@@ -40,7 +40,7 @@ log = logging.getLogger("outlive")
 UNGUARDED = 78  # the exit code of a rank whose main module calls spawn while the rank imports it
 TERMINATE_S = 30.0  # between SIGTERM and SIGKILL; torch's
 INTERRUPT_S = 1.0  # between our signal and SIGKILL when the caller is interrupted
-_AFTERMATH_S = 0.25  # others that fail because of the first do so at once, and are worth a line
+AFTERMATH_S = 0.25  # others that fail because of the first do so at once, and are worth a line
 _LOOK_S = 1.0  # at memory and limits
 _REAP_S = 5.0  # a killed process that waits for a device may take longer: nobody can hurry it
 
@@ -189,7 +189,7 @@ class SpawnContext:
 
     def _fallen(self, grace_period: float | None) -> Incident:
         """A rank has failed: end the others, and tell which was the first."""
-        self._wait_for_end(_AFTERMATH_S if grace_period is None else grace_period)
+        self._wait_for_end(AFTERMATH_S if grace_period is None else grace_period)
         for rank in self._living():
             if not rank.is_falling:
                 log.warning("Terminating process %d via signal SIGTERM: another rank failed", rank.pid)

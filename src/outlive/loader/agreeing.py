@@ -84,7 +84,7 @@ class Agreement(Apart):
 
     def look(self) -> None:
         if self._bond.fallen is not None:
-            _Watch.heeded.set()
+            RankWatch.heeded.set()
             raise errors.rank_error(dist.get_rank(), self._bond.fallen.rank, self._bond.fallen.words)
 
     def given(self, batch: Any) -> Any:
@@ -142,7 +142,7 @@ def _said(error: BaseException) -> str:
 # ---------------------------------------------------------------- one per process
 
 
-class _Watch:
+class RankWatch:
     """What this process does about the failure of another rank."""
 
     bond: Bond | None = None
@@ -153,26 +153,26 @@ class _Watch:
 
 
 def _bond_of_job(grace_s: float) -> Bond:
-    _Watch.grace_s = grace_s
+    RankWatch.grace_s = grace_s
     group = dist.group.WORLD
-    if _Watch.bond is not None and _Watch.group is group:
-        return _Watch.bond
-    if _Watch.bond is not None:
-        _Watch.bond.close()
-    _Watch.heeded.clear()
+    if RankWatch.bond is not None and RankWatch.group is group:
+        return RankWatch.bond
+    if RankWatch.bond is not None:
+        RankWatch.bond.close()
+    RankWatch.heeded.clear()
     store = dist.distributed_c10d.PrefixStore("outlive/ranks", dist.distributed_c10d._get_default_store())
 
     def find() -> bytes | None:
         found: bytes | None = store.get("address") if store.check(["address"]) else None
         return found
 
-    _Watch.bond = Bond(
+    RankWatch.bond = Bond(
         dist.get_rank(), lambda told: store.set("address", told.decode()), find, hosts=_hosts(), heard=_watch
     )
-    _Watch.group = group
-    if _Watch.hook is None:
-        _Watch.hook, sys.excepthook = sys.excepthook, _name_the_rank
-    return _Watch.bond
+    RankWatch.group = group
+    if RankWatch.hook is None:
+        RankWatch.hook, sys.excepthook = sys.excepthook, _name_the_rank
+    return RankWatch.bond
 
 
 def _hosts() -> tuple[str, ...]:
@@ -186,9 +186,9 @@ def _hosts() -> tuple[str, ...]:
 
 def _name_the_rank(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """This process ends with an exception: because of another rank, or the others are to know."""
-    bond = _Watch.bond
+    bond = RankWatch.bond
     if bond is not None and not isinstance(error, errors.RankFailedError):
-        _Watch.heeded.set()
+        RankWatch.heeded.set()
         in_collective = trace is not None and _is_collective(_last(trace))
         fallen = bond.await_fallen(_AWAIT_S if in_collective else 0.0)
         if fallen is None:
@@ -197,7 +197,7 @@ def _name_the_rank(kind: type[BaseException], error: BaseException, trace: Trace
             error.add_note(f"outlive: {fallen.words}")
         else:
             print(f"outlive: {fallen.words}", file=sys.stderr)
-    _Watch.hook(kind, error, trace)
+    RankWatch.hook(kind, error, trace)
 
 
 def _last(trace: TracebackType) -> FrameType:
@@ -228,24 +228,24 @@ def _end_if_it_stands_still(fallen: Fallen) -> None:
     where = _place()
 
     def stands_still() -> bool:
-        if _Watch.heeded.is_set() or _place() != where or _Watch.bond is None or _Watch.bond.is_closed:
+        if RankWatch.heeded.is_set() or _place() != where or RankWatch.bond is None or RankWatch.bond.is_closed:
             return False
         return fallen.how != bonds.GONE or _is_collective(sys._current_frames().get(_main()))
 
-    while not _Watch.heeded.is_set() and _Watch.bond is not None and not _Watch.bond.is_closed:
-        if not bonds.wait_while(stands_still, _Watch.grace_s):
-            if _Watch.heeded.wait(0.5):
+    while not RankWatch.heeded.is_set() and RankWatch.bond is not None and not RankWatch.bond.is_closed:
+        if not bonds.wait_while(stands_still, RankWatch.grace_s):
+            if RankWatch.heeded.wait(0.5):
                 return
             where = _place()
             continue
         abort = getattr(dist.distributed_c10d, "_abort_process_group", None)
         if abort is not None and dist.is_initialized() and dist.get_backend() != "gloo":
             abort()
-            if _Watch.heeded.wait(_ABORT_S):
+            if RankWatch.heeded.wait(_ABORT_S):
                 return
         sys.stderr.write(
             f"outlive: {fallen.words}\n"
-            f"outlive: this rank, {dist.get_rank()}, has stood still for {_Watch.grace_s:g} s since then, "
+            f"outlive: this rank, {dist.get_rank()}, has stood still for {RankWatch.grace_s:g} s since then, "
             "waiting for it; its process ends here:\n"
         )
         frame = sys._current_frames().get(_main())

@@ -88,6 +88,11 @@ class _Heard:
 _listening: weakref.WeakValueDictionary[int, _Heard] = weakref.WeakValueDictionary()
 
 
+def is_listening(target: Any) -> bool:
+    """Whether calls of this object's `set_epoch` are noted, for a loader that lives."""
+    return id(target) in _listening
+
+
 def _hear(target: Any) -> _Heard:
     heard = _listening.get(id(target))
     if heard is None:

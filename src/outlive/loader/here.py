@@ -32,13 +32,15 @@ from outlive.engines.metered import Quietly
 from outlive.incident import Incident, Stage
 from outlive.statistics import Load
 
-_AT_ONCE = 8  # loaders of a process that are published with their first batch; later ones, of which there may be
-_HOLD_S = 0.25  # thousands, when they have lived for so long
+# The first loaders of a process are published with their first batch. There may be thousands of later ones: they are
+# published when they have lived this long.
+PUBLISHED_AT_ONCE = 8
+PUBLISH_DELAY_S = 0.25
 _FAST_NS, _TOLD_OF_FAST = 1_000_000, 64  # from one batch to the next; of those so fast one in so many is told of
 _SHORT_NS, _QUICK_NS, _TIMED_OF_SHORT = 500_000, 20_000, 16  # batches, or samples; of those so short one in so many
 _DEEP, _MOST_LOOKED_AT = 8, 64  # that tensors are looked for in a batch, and in how many parts of a part
 
-_numbers = itertools.count()
+loader_numbers = itertools.count()  # of this process
 
 
 class _Slot(NamedTuple):
@@ -310,8 +312,8 @@ def attach(loader: Any, iterator: Any, *, batched: bool, noted: bool) -> Unseen:
         publisher = publishing.new("loader", type(loader.dataset).__name__, 1, {}, here=True)
         if publisher is None:
             return Unseen()
-        if next(_numbers) >= _AT_ONCE:
-            publisher.holds_until = time.monotonic() + _HOLD_S
+        if next(loader_numbers) >= PUBLISHED_AT_ONCE:
+            publisher.holds_until = time.monotonic() + PUBLISH_DELAY_S
         meter = loader._meter = Meter(publisher)
         meter.attach(Trainer(publisher, meter.fold.by_verdict, loader._ledger))
     seen = Seen(meter, meter.fleet, loader._ledger, batched=batched, noted=noted)

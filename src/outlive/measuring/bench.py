@@ -94,7 +94,7 @@ def bench(
         for number in numbers:
             until = _until(begun, seconds, len(found), total)
             yield trials.run(loader, number, first_factor, until, step, batches)
-        while more and (number := _one_more(found)):  # workers that wait for a disk need no CPU
+        while more and (number := next_number(found)):  # workers that wait for a disk need no CPU
             more -= 1
             until = _until(begun, seconds, len(found), total)
             yield trials.run(loader, number, first_factor, until, step, batches)
@@ -138,7 +138,7 @@ def _usual(usable: float, own: int) -> list[int]:
     return sorted({*doubled, most, *([own] if own else [])})
 
 
-def _one_more(found: Sequence[Trial]) -> int:
+def next_number(found: Sequence[Trial]) -> int:
     """A number of workers beyond those that were tried, where the last ones were of use; 0: there is none."""
     ordered = sorted(found, key=lambda one: one.workers)
     last, before = ordered[-1], ordered[-2] if len(ordered) > 1 else None

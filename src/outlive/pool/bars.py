@@ -21,7 +21,7 @@ from outlive.pool.progress import Pace, Seen, columns, line, markup
 
 _REDRAW_S = 0.1
 _NOTEBOOK_S = 0.2
-_LOG_S = 10.0  # between two lines where they stay: a file, a pipe, a job's log
+LOG_INTERVAL_S = 10.0  # between two lines where they stay: a file, a pipe, a job's log
 _AFTER_LOG_S = 0.1  # so long after a line in the log the bar stays away
 _NARROW = 20
 
@@ -109,7 +109,7 @@ def bar_of(progress: Any, fn: Any, iterables: Sequence[Any], manager: Retrying) 
     if progress is not True and not isinstance(progress, str):
         raise TypeError(f"progress must be True, False or a name for the bar, got {progress!r}")
     label = progress if isinstance(progress, str) else _name(fn)
-    return Bar(label, _length(iterables), manager, screen_of(sys.stderr))
+    return Bar(label, length_of(iterables), manager, screen_of(sys.stderr))
 
 
 def _name(fn: Any) -> str:
@@ -119,7 +119,7 @@ def _name(fn: Any) -> str:
     return name if isinstance(name, str) and name.isidentifier() else ""
 
 
-def _length(iterables: Sequence[Any]) -> int | None:
+def length_of(iterables: Sequence[Any]) -> int | None:
     """Of the shortest; None where one of them does not know."""
     try:
         return min(len(iterable) for iterable in iterables)
@@ -159,7 +159,7 @@ class Lines:
     """A line from time to time, for files and pipes."""
 
     def __init__(self, stream: Any) -> None:
-        self.every_s = _LOG_S
+        self.every_s = LOG_INTERVAL_S
         self._stream = stream
         self._first = True
 

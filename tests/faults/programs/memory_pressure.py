@@ -15,7 +15,7 @@ WORKERS = 4
 SAMPLES = 80
 WEIGHT = 115 << 20
 
-_held: list[bytearray] = []
+held: list[bytearray] = []
 
 
 class Heavy:
@@ -27,8 +27,8 @@ class Heavy:
     def __getitem__(self, index: int) -> Any:
         import torch
 
-        if not _held:
-            _held.append(bytearray(b"x") * WEIGHT)
+        if not held:
+            held.append(bytearray(b"x") * WEIGHT)
         return [index, float(torch.rand(()))]
 
 

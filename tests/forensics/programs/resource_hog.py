@@ -82,7 +82,7 @@ def main(what: str, method: str, log: str) -> None:
     from outlive._forensics import surroundings
 
     if log == "without":
-        surroundings._FIRST_PID_NAMESPACE = "not this one"
+        surroundings.FIRST_PID_NAMESPACE = "not this one"
     policy = FaultPolicy(on_error="skip", retries=0, max_bad=None, max_restarts=50)
     loader: Any = DataLoader(Hungry(what), num_workers=2, multiprocessing_context=method, faults=policy)
     delivered = [int(index) for index in loader]

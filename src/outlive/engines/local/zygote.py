@@ -50,7 +50,7 @@ from outlive.evidence import Evidence, Seen, Surroundings, Worked
 from outlive.incident import Stage
 
 LEAVE_GRACE_S = 1.0  # how long a busy worker may take to finish when the trainer hangs up
-_FORK_PATIENCE_S = 1.0
+FORK_PATIENCE_S = 1.0
 _NO_PROCESS = (
     "\n(no process can be started: raise the limit with `ulimit -u`, or the container's of processes or memory)"
 )
@@ -131,7 +131,7 @@ def _leaving_with(sock: socket.socket) -> Iterator[None]:
 
 def _fork_patiently() -> int:
     """Fork; at a limit of processes or memory, which may pass, try for a second before it is an error."""
-    deadline = time.monotonic() + _FORK_PATIENCE_S
+    deadline = time.monotonic() + FORK_PATIENCE_S
     while True:
         try:
             return os.fork()
