@@ -384,7 +384,7 @@ class SimulatedFleet:
         if not self.machine.given_up:
             assert set(self.outcomes) == set(self.submitted), "a task has no end"
             assert self.machine.tasks == {}
-            assert self.machine._questions == {}
+            assert self.machine.questions == {}
             assert not any(worker is not None and worker.waits for worker in self.workers), "a doubt has no answer"
         for seqs in self.delivered_by.values():
             assert seqs == sorted(seqs), "a slot delivered out of order"

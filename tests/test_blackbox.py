@@ -232,12 +232,12 @@ def test_a_death_in_the_middle_of_a_state_leaves_no_name_on_half_of_it(sides, wr
     full = blackbox.COPIES
     for batch in range(full):
         worker.keep_random_state(batch, state_of(batch))
-    whole = worker._bytes
-    worker._bytes = _Dies(whole, written)  # type: ignore[assignment]
+    whole = worker.content
+    worker.content = _Dies(whole, written)  # type: ignore[assignment]
 
     with pytest.raises(KeyboardInterrupt):
         worker.keep_random_state(full, state_of(full))
-    worker._bytes = whole
+    worker.content = whole
 
     assert trainer.random_state(full) is None
     assert trainer.random_state(0) is None
@@ -281,7 +281,7 @@ def test_the_record_outlives_a_killed_process(sides):
 def test_a_record_that_was_written_over_is_still_readable(sides):
     """A wild pointer in native code: whoever reads it must not die of it."""
     worker, trainer = sides
-    worker._bytes[:512] = b"\xa5" * 512
+    worker.content[:512] = b"\xa5" * 512
 
     assert trainer.in_hand().batch == -1
     assert trainer.count >= 1

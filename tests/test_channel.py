@@ -7,6 +7,7 @@ Never   a sleep: a socket pair in one process is ready when it is ready.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -441,14 +442,16 @@ def test_a_reader_that_sleeps_is_woken_by_the_bell():
 
 def test_a_reader_that_sleeps_is_woken_when_the_other_end_dies():
     """A trainer that is killed rings no bell: that it hung up is enough."""
-    with with_bell() as (waiting, ringing), reader_of(waiting) as (frames, thread):
+    one, other = channels.pair()
+    bell = channels.bell()
+    channel = Channel(one, blocking=True, owned=False, bell=bell)
+    with contextlib.closing(channel) as waiting, reader_of(waiting) as (frames, thread):
         wait_until(lambda: is_asleep(thread))
-        ringing._socket.close()
+        other.close()
         thread.join(10)
 
         assert not thread.is_alive()
         assert (frames, waiting.closed) == ([], True)
-        ringing._socket = socket.socket()
 
 
 def test_what_waited_in_the_outbox_wakes_the_reader():
@@ -473,7 +476,7 @@ def test_a_quiet_message_wakes_no_reader_and_comes_with_the_next():
     with with_bell() as (waiting, ringing), reader_of(waiting) as (frames, thread):
         wait_until(lambda: is_asleep(thread))
         ringing.send_quietly(7, 1, [b"later"])
-        quiet = not select.select([ringing._bell], [], [], 0)[0]
+        quiet = not select.select([ringing.bell], [], [], 0)[0]
         ringing.send(1, 2)
         wait_until(lambda: len(frames) == 2)
         ringing.close()

@@ -109,8 +109,8 @@ def live(count: Callable[[int], int], limit: int | None, batches: int) -> tuple[
     told: list[Told] = []
     box = FakeBlackBox()
     at = [0]
-    creep = Creep(box, told.append)  # type: ignore[arg-type]
-    creep._gauges = [ScriptedGauge((int(count(at[0])) for _ in iter(int, 1)), limit)]
+    gauge = ScriptedGauge((int(count(at[0])) for _ in iter(int, 1)), limit)
+    creep = Creep(box, told.append, [gauge])  # type: ignore[arg-type]
     for batch in range(1, batches + 1):
         at[0] = batch
         if creep.is_too_much():
@@ -183,14 +183,14 @@ def test_open_descriptors_are_counted_and_named(tmp_path):
     assert gauge.points[-1] == (1, gauge.first + 9)
     assert named == (f"7 files in {tmp_path}", "2 pipes")
     assert gauge.count() == gauge.first == len(os.listdir("/proc/self/fd")) - 1
-    gauge._has_size = False  # as before Linux 6.2
+    gauge.has_size = False  # as before Linux 6.2
     assert gauge.count() == gauge.first
 
 
 def test_threads_are_counted():
     """Two ways to the same number."""
     gauge, slow = Threads(), Threads()
-    slow._has_links = False
+    slow.has_links = False
 
     assert wait_until(lambda: gauge.count() == slow.count() >= 1, 10.0)  # others' threads may end in between
     now = gauge.count()

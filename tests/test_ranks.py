@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -151,13 +152,26 @@ class Rendezvous:
     def find(self) -> bytes | None:
         return self.address
 
+    @property
+    def found(self) -> dict[str, Any]:
+        assert self.address is not None
+        found: dict[str, Any] = json.loads(self.address)
+        return found
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection((self.found["hosts"][0], self.found["port"]))
+
 
 @pytest.fixture
-def bonds() -> Iterator[list[Bond]]:
-    meeting = Rendezvous()
+def meeting() -> Rendezvous:
+    return Rendezvous()
+
+
+@pytest.fixture
+def bonds(meeting: Rendezvous) -> Iterator[list[Bond]]:
     made = [Bond(rank, meeting.publish, meeting.find) for rank in (2, 1, 0)][::-1]  # rank 0 comes last
     assert all(bond.await_meeting(60) for bond in made)
-    assert wait_until(lambda: {link.rank for link in list(made[0]._links.values())} == {1, 2}, 60)
+    assert wait_until(lambda: made[0].linked_ranks == {1, 2}, 60)
     yield made
     for bond in made:
         bond.close()
@@ -172,37 +186,36 @@ def test_a_failure_of_any_rank_reaches_all_others(bonds: list[Bond], who: int) -
     assert bonds[who].fallen is None
 
 
-def test_a_late_rank_receives_earlier_messages(bonds: list[Bond]) -> None:
+def test_a_late_rank_receives_earlier_messages(bonds: list[Bond], meeting: Rendezvous) -> None:
     bonds[1].tell(GAVE_UP, "why")
     assert bonds[0].await_fallen(10.0) is not None
-    meeting = Rendezvous()
-    assert bonds[0]._listener is not None
-    port = bonds[0]._listener.getsockname()[1]
-    meeting.publish(f'{{"hosts": ["127.0.0.1"], "port": {port}, "token": "{bonds[0]._token}"}}'.encode())
     late = Bond(3, meeting.publish, meeting.find)
 
     assert late.await_fallen(10.0) == Fallen(1, GAVE_UP, "why")
     late.close()
 
 
-def test_a_rank_is_missed_only_when_it_leaves_without_goodbye(bonds: list[Bond]) -> None:
+def test_a_rank_is_missed_only_when_it_leaves_without_goodbye(bonds: list[Bond], meeting: Rendezvous) -> None:
     bonds[2].close()
-    assert wait_until(lambda: len(bonds[0]._links) == 1)
+    assert wait_until(lambda: bonds[0].linked_ranks == {1})
     assert bonds[0].fallen is None
 
-    (link,) = bonds[1]._links.values()
-    link.socket.shutdown(socket.SHUT_RDWR)  # as the kernel does when a process is killed
+    with meeting.connect() as killed:
+        killed.sendall(json.dumps({"token": meeting.found["token"], "rank": 3}).encode() + b"\n")
+        assert wait_until(lambda: bonds[0].linked_ranks == {1, 3})
+    # The kernel closes it when a process is killed.
 
-    assert bonds[0].await_fallen(10.0) == Fallen(1, "gone")
+    assert bonds[0].await_fallen(10.0) == Fallen(3, "gone")
 
 
 @pytest.mark.parametrize(
     "line", [b'{"token": "wrong", "rank": 7}\n', b"GET / HTTP/1.1\r\n\r\n", b"\xff\n", b"x" * 200_000]
 )
-def test_a_foreign_connection_is_rejected_and_has_no_effect(bonds: list[Bond], line: bytes) -> None:
-    """Whoever finds the port."""
-    assert bonds[0]._listener is not None
-    with socket.create_connection(bonds[0]._listener.getsockname()) as stranger:
+def test_a_foreign_connection_is_rejected_and_has_no_effect(
+    bonds: list[Bond], meeting: Rendezvous, line: bytes
+) -> None:
+    """Another process finds the port, but does not know the token."""
+    with meeting.connect() as stranger:
         stranger.settimeout(10)
         try:
             stranger.sendall(line + b'{"rank": 1, "how": "gave up", "said": "nonsense"}\n')
@@ -210,7 +223,7 @@ def test_a_foreign_connection_is_rejected_and_has_no_effect(bonds: list[Bond], l
         except ConnectionError:
             pass  # likewise
 
-    assert {link.rank for link in list(bonds[0]._links.values())} == {1, 2}
+    assert bonds[0].linked_ranks == {1, 2}
     assert all(bond.fallen is None for bond in bonds)
 
 

@@ -168,7 +168,7 @@ def test_incidents_of_every_loader_are_known_when_several_are_at_work():
 
     assert rest == LEFT[4:]
     assert [i.indices for i in adoption.incidents if i.action == "left out"] == [(DEADLY,), (BAD,)]
-    assert len(adoption._ledgers) == 2
+    assert adoption.loader_count == 2
 
 
 def test_a_file_of_bad_samples_is_obeyed_by_the_loaders_that_it_is_of(tmp_path, caplog):

@@ -140,7 +140,7 @@ def test_a_loader_made_from_its_attributes_is_auto_again():
 
     assert loader.num_workers == other.num_workers >= 16
     next(iter(other))
-    assert other._sizing is not None
+    assert pacing.is_auto(other.num_workers)
     assert other.statistics().workers <= 2
 
 

@@ -15,6 +15,7 @@ from control_groups import memory_group, run_in
 from faults.programs import memory_pressure
 from outlive import IncidentKind
 from outlive._fleet import crew
+from outlive.limits import budget_of
 
 __all__ = ["memory_group"]
 
@@ -146,5 +147,5 @@ def test_what_memory_budget_takes_is_checked(monkeypatch):
     with pytest.raises(TypeError, match="OUTLIVE_MEMORY_BUDGET must be a size"):
         outlive.DataLoader(data)
     monkeypatch.setenv("OUTLIVE_MEMORY_BUDGET", "2GiB")
-    assert outlive.DataLoader(data)._budget == "2GiB"
-    assert outlive.DataLoader(data, memory_budget="80%")._budget == "80%"
+    assert budget_of(outlive.DataLoader(data).memory_budget) == "2GiB"
+    assert budget_of(outlive.DataLoader(data, memory_budget="80%").memory_budget) == "80%"

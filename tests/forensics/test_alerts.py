@@ -270,8 +270,8 @@ def test_a_webhook_travels_with_a_loader():
     """Pickled with its settings, and without its queue."""
     hook = pickle.loads(pickle.dumps(Webhook("https://host/x", timeout_s=2, queue=7, only=["killed"])))
 
-    assert (hook._url, hook._settings["timeout_s"], hook._settings["queue"]) == ("https://host/x", 2, 7)
-    assert hook._only == {Name.KILLED}
+    assert (hook.url, hook.timeout_s, hook.queue) == ("https://host/x", 2, 7)
+    assert hook.only == {Name.KILLED}
 
 
 @pytest.mark.parametrize(

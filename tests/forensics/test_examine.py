@@ -346,7 +346,6 @@ def test_a_record_is_examined_without_the_extra(monkeypatch: pytest.MonkeyPatch,
     """The library is known from the maps."""
     loaded = ctypes.CDLL(str(library))
     at = address_of(loaded, "divide")
-    symbols._layout.cache_clear()
     without(monkeypatch, "iced_x86", "elftools", "elftools.elf", "elftools.elf.elffile")
     record = CrashRecord(
         8, 1, 1, 1, architecture="x86_64", instruction_pointer=at, instruction=b"\xf7\xf9", regions=regions_here()

@@ -203,11 +203,11 @@ def test_a_look_every_second_reads_once(system: System) -> None:
     watch.look(100.0)
     system.group_v2("/job", kills=1)
     watch.look(100.5)
-    assert not watch._unclaimed
+    assert watch.unclaimed == 0
 
     watch.look(101.0)
 
-    assert len(watch._unclaimed) == 1
+    assert watch.unclaimed == 1
 
 
 def test_the_machines_counter_serves_where_no_group_counts(system: System) -> None:

@@ -105,11 +105,11 @@ def test_features_are_gathered_into_the_cell_that_the_batch_travels_in(graph):
     arena.begin()
     found = HopSampler().sample(wide, np.arange(50), seed=1, batch=2)
     batch = assemble(wide, found, np.arange(50), room=Tensors(arena))
-    taken = arena._large_used
+    taken = arena.large_used
     packed = packing.Packer(arena).pack(batch)
 
     assert taken >= batch["x"].nbytes > 1_000_000
-    assert arena._large_used - taken < 100_000
+    assert arena.large_used - taken < 100_000
     assert packed.cells
     arena.forget()
 

@@ -346,7 +346,10 @@ def test_a_saved_graph_is_opened_as_it_was(tmp_path):
     assert contents(pickle.loads(pickle.dumps(opened))) == contents(graph)
     assert os.listdir(tmp_path) == ["g.graph"]
     assert opened.path == str(tmp_path / "g.graph")
-    assert all(array.ctypes.data % 64 == 0 for array in opened._arrays.values())
+    arrays = [part for found in opened.topologies.values() for part in found if part is not None]
+    arrays += [array for found in opened.node_features.values() for array in found.values()]
+    arrays += [array for found in opened.edge_features.values() for array in found.values()]
+    assert all(array.ctypes.data % 64 == 0 for array in arrays)
 
 
 def test_an_opened_graph_holds_no_descriptor(tmp_path):

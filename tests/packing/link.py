@@ -44,7 +44,7 @@ class Link:
 
     @property
     def cells_made(self) -> int:
-        return self.arena._count
+        return self.arena.cells_made
 
 
 def open_descriptors() -> int:

@@ -165,7 +165,7 @@ def test_room_that_was_collated_into_is_not_copied_again(link, floats):
     link.arena.begin()
     room = tensors.room_for(link.arena, (4, floats), torch.float32)
     torch.stack([torch.full((floats,), float(n)) for n in range(4)], out=room)
-    used = link.arena._scratch_used, link.arena._current_used
+    used = link.arena.scratch_used, link.arena.current_used
 
     parcel, body = link.dispatch(room)
     back = packing.unpack(parcel, body, link.table)

@@ -32,7 +32,7 @@ def test_a_record_that_was_written_over_is_still_readable(box):
         struct.pack_into("<QI", raw, 0, SAVED, 1)
         struct.pack_into("<I", raw, 12, noise.randrange(3))
         struct.pack_into("<q", raw, 56, time.monotonic_ns())
-        box.box._bytes[blackbox.CRASH_AT : blackbox.CRASH_AT + blackbox.CRASH_ROOM] = bytes(raw)
+        box.box.content[blackbox.CRASH_AT : blackbox.CRASH_AT + blackbox.CRASH_ROOM] = bytes(raw)
 
         found = box.record
 

@@ -81,7 +81,7 @@ def test_the_recorder_is_built_where_there_is_a_compiler():
         pytest.skip("no C compiler, or no headers of Python")
 
     assert crash.AVAILABLE, "build it: make setup, or python setup.py build_ext --inplace"
-    assert crash._recorder.RECORD_SIZE <= blackbox.CRASH_ROOM
+    assert crash.RECORD_SIZE <= blackbox.CRASH_ROOM
 
 
 @pytest.mark.parametrize("compiler", ["aarch64-linux-gnu-gcc"])

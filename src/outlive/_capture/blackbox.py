@@ -70,11 +70,11 @@ class BlackBox:
     """Either side's view of the record."""
 
     def __init__(self, mapped: ctypes.Array[ctypes.c_ubyte]) -> None:
-        self._bytes = memoryview(mapped).cast("B")
+        self.content = memoryview(mapped).cast("B")
         # Open to the innermost loop of a job, which notes POSITION and SINCE itself: a call per sample costs too much.
-        self.words = self._bytes[: 8 * (_RING + RECENT)].cast("q")
-        self.times = self._bytes[_TIMES_AT : _TIMES_AT + 8 * TIMES].cast("q")
-        self._heads = tuple(self._bytes[at : at + 16].cast("q") for at in _STATES)
+        self.words = self.content[: 8 * (_RING + RECENT)].cast("q")
+        self.times = self.content[_TIMES_AT : _TIMES_AT + 8 * TIMES].cast("q")
+        self._heads = tuple(self.content[at : at + 16].cast("q") for at in _STATES)
         self._turn = 0
 
     # ------------------------------------------------------------ the worker's side
@@ -173,7 +173,7 @@ class BlackBox:
         # Unname the copy before its bytes change: dying in between must not leave
         # an old name on a new state.
         head[0] = _NOTHING
-        self._bytes[at : at + size] = state
+        self.content[at : at + size] = state
         head[1] = size
         head[0] = batch
 
@@ -293,7 +293,7 @@ class BlackBox:
             if (
                 head[0] == batch and head[1] > 0
             ):  # a fresh record is all zeros, and a worker may die before its first store
-                return bytes(self._bytes[at + 16 : at + 16 + head[1]])
+                return bytes(self.content[at + 16 : at + 16 + head[1]])
         return None
 
     def random_states(self, only: int | None = None) -> dict[int, bytes]:
@@ -312,17 +312,17 @@ class BlackBox:
         return newest, state
 
     def crash_bytes(self) -> bytes:
-        return bytes(self._bytes[CRASH_AT : CRASH_AT + CRASH_ROOM])
+        return bytes(self.content[CRASH_AT : CRASH_AT + CRASH_ROOM])
 
     def maps_bytes(self, size: int) -> bytes:
-        return bytes(self._bytes[MAPS_AT : MAPS_AT + min(size, MAPS_ROOM)])
+        return bytes(self.content[MAPS_AT : MAPS_AT + min(size, MAPS_ROOM)])
 
     def release(self) -> None:
         self.words.release()
         self.times.release()
         for head in self._heads:
             head.release()
-        self._bytes.release()
+        self.content.release()
 
 
 class Slate(BlackBox):

@@ -29,6 +29,7 @@ except ImportError:  # built without a C compiler: everything else works, and in
     _recorder = None  # type: ignore[assignment]
 
 AVAILABLE = _recorder is not None
+RECORD_SIZE: int = _recorder.RECORD_SIZE if _recorder is not None else 0  # bytes
 
 _WRITING, _FACTS, _VERSION = 1, 2, 1
 _HEAD = struct.Struct("<QII6iIiQqQQ16sQQ4IQII")

@@ -57,7 +57,7 @@ class Machine:
         self.drawn = 0
         self._intensity = Intensity(policy.max_restarts, policy.restart_window_s)
         self.breaker = Breaker(policy)
-        self._questions: dict[int, Question] = {}
+        self.questions: dict[int, Question] = {}
         self._tickets = 0
         self._actions: list[Action] = []
         self._handlers: dict[type, Callable[[Any, float], None]] = {
@@ -447,11 +447,11 @@ class Machine:
         self._tickets += 1
         if question.task is not None:
             question.task.is_asked_about = True
-        self._questions[self._tickets] = question
+        self.questions[self._tickets] = question
         self._do(r.AskPolicy(self._tickets, question.incident))
 
     def _decision_made(self, event: r.DecisionMade, now: float) -> None:
-        question = self._questions.pop(event.ticket, None)
+        question = self.questions.pop(event.ticket, None)
         if question is None:
             return
         slot = self.slots[question.slot]
@@ -477,7 +477,7 @@ class Machine:
 
     def _epoch_began(self, event: r.EpochBegan, now: float) -> None:
         self.tasks.clear()
-        self._questions.clear()
+        self.questions.clear()
         self.breaker.reset()
         self.bad = self.drawn = 0
         self.dealer.clear()

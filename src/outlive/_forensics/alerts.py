@@ -62,10 +62,10 @@ class Webhook:
             raise ValueError(f"timeout_s must be more than 0, got {timeout_s!r}")
         if queue < 1:
             raise ValueError(f"queue must be at least 1, got {queue!r}")
-        self._only = None if only is None else frozenset(map(_name, [only] if isinstance(only, str) else only))
-        self._settings: dict[str, Any] = {"timeout_s": timeout_s, "queue": queue, "headers": dict(headers or {})}
-        self._settings["only"] = self._only
-        self._url = url
+        self.only = None if only is None else frozenset(map(_name, [only] if isinstance(only, str) else only))
+        self.timeout_s, self.queue = timeout_s, queue
+        self._headers = dict(headers or {})
+        self.url = url
         self._host = parts.hostname  # what may be logged: the path of such an address is often its secret
         self._opener = urllib.request.build_opener(_NoRedirect())
         # Counted by the courier's thread alone: a lock could be held at a fork, and nobody would release it there.
@@ -81,7 +81,7 @@ class Webhook:
         try:
             if incident.kind is IncidentKind.RECYCLED:
                 return  # nothing went wrong
-            if self._only is None or (incident.verdict is not None and incident.verdict.name in self._only):
+            if self.only is None or (incident.verdict is not None and incident.verdict.name in self.only):
                 self._courier.post((incident, this_job()))
         except Exception:
             log.debug("an alert was not taken", exc_info=True)
@@ -99,7 +99,13 @@ class Webhook:
         return f"<Webhook to {self._host}: {self.sent} sent, {self.failed} failed, {self.dropped} dropped>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(Webhook, self._url, **self._settings), ()
+        settings: dict[str, Any] = {
+            "timeout_s": self.timeout_s,
+            "queue": self.queue,
+            "headers": self._headers,
+            "only": self.only,
+        }
+        return functools.partial(Webhook, self.url, **settings), ()
 
     def _send(self, posted: Sequence[tuple[Incident, Job]]) -> None:
         for incident, job in posted:
@@ -112,14 +118,14 @@ class Webhook:
             self.failed += not sent
 
     def _try(self, body: bytes) -> bool:
-        headers = {"Content-Type": "application/json", "User-Agent": "outlive"} | self._settings["headers"]
+        headers = {"Content-Type": "application/json", "User-Agent": "outlive"} | self._headers
         for pause_s in (0.0, *RETRY_PAUSES_S):
             # When the process is about to end, the first try is the last.
             if pause_s and self._courier.leaving.wait(pause_s):
                 return False
-            request = urllib.request.Request(self._url, body, headers, method="POST")
+            request = urllib.request.Request(self.url, body, headers, method="POST")
             try:
-                with self._opener.open(request, timeout=self._settings["timeout_s"]):
+                with self._opener.open(request, timeout=self.timeout_s):
                     return True
             except urllib.error.HTTPError as error:
                 error.close()

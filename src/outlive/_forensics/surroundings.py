@@ -187,6 +187,11 @@ class OomWatch:
         self._next = 0.0
         self.log = KernelLog(root)
 
+    @property
+    def unclaimed(self) -> int:
+        """Kills by the kernel that no death was explained with yet."""
+        return len(self._unclaimed)
+
     def look(self, now: float) -> None:
         """As often as you like: a kill that is seen now is not taken for somebody's who dies much later."""
         if now >= self._next:

@@ -109,6 +109,12 @@ class Bond:
             return self.fallen
 
     @property
+    def linked_ranks(self) -> frozenset[int]:
+        """Ranks at the other ends of this one's connections: all others for rank 0, rank 0 for the others."""
+        with self._lock:
+            return frozenset(link.rank for link in self._links.values() if link.rank is not None)
+
+    @property
     def is_closed(self) -> bool:
         return self._closing.is_set()
 

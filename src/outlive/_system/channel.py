@@ -61,7 +61,7 @@ class Channel:
         self._socket = sock
         self._blocking = blocking
         sock.setblocking(blocking)
-        self._bell = bell  # ours to close; -1: none
+        self.bell = bell  # ours to close; -1: none
         if blocking:
             self._listen()
         self.closed = False  # everything that the other end ever sent has been read
@@ -147,15 +147,15 @@ class Channel:
 
     def send_quietly(self, kind: int, extra: int, parts: Sequence[Bytes]) -> None:
         """Send something that is read with the next message, and wakes nobody."""
-        bell, self._bell = self._bell, -1
+        bell, self.bell = self.bell, -1
         try:
             self.send(kind, 0, extra, parts)
         finally:
-            self._bell = bell
+            self.bell = bell
 
     def _ring(self) -> None:
-        if self._bell >= 0 and not self._blocking:
-            os.eventfd_write(self._bell, 1)
+        if self.bell >= 0 and not self._blocking:
+            os.eventfd_write(self.bell, 1)
 
     def _keep(self, data: bytes, descriptors: tuple[int, ...]) -> None:
         self._outbox.append((data, tuple(os.dup(fd) for fd in descriptors)))
@@ -236,16 +236,16 @@ class Channel:
     def _listen(self) -> None:
         # The bell, and besides only that the other end hung up; without a bell, whatever comes.
         self._alarm = select.poll()
-        self._alarm.register(self._socket.fileno(), 0 if self._bell >= 0 else select.POLLIN)
-        if self._bell >= 0:
-            self._alarm.register(self._bell, select.POLLIN)
+        self._alarm.register(self._socket.fileno(), 0 if self.bell >= 0 else select.POLLIN)
+        if self.bell >= 0:
+            self._alarm.register(self.bell, select.POLLIN)
 
     def _wait(self) -> None:
         """Wait until something was sent, or the other end has hung up."""
         for fd, _ in self._alarm.poll():
-            if fd == self._bell:
+            if fd == self.bell:
                 # Before the socket is read again: what comes after that rings again.
-                os.eventfd_read(self._bell)
+                os.eventfd_read(self.bell)
 
     def _split(self, view: memoryview, count: int) -> tuple[list[Frame], int]:
         frames = []
@@ -296,9 +296,9 @@ class Channel:
         while self._descriptors:
             os.close(self._descriptors.popleft())
         self._socket.close()
-        if self._bell >= 0:
-            os.close(self._bell)
-            self._bell = -1
+        if self.bell >= 0:
+            os.close(self.bell)
+            self.bell = -1
 
     def abandon(self) -> None:
         self.close()

@@ -54,15 +54,15 @@ class Arena:
 
     def __init__(self) -> None:
         self._new_scratch()
-        self._scratch_used = 0
+        self.scratch_used = 0
         self._cells: dict[int, WorkerCell] = {}
         self._free: list[WorkerCell] = []
-        self._count = 0
+        self.cells_made = 0
         self._idle = 0  # how many batches in a row found more cells than they took
         self._hint = 0  # what the last large batches needed
         self._current: WorkerCell | None = None
-        self._current_used = 0
-        self._large_used = 0
+        self.current_used = 0
+        self.large_used = 0
         self.news: Callable[[], list[int]] = list  # asked for cells that came back, before another is made
         self.used: list[WorkerCell] = []
         self.made: list[WorkerCell] = []
@@ -74,14 +74,14 @@ class Arena:
         Memory of an earlier batch that somebody in this process still looks at (a dataset that keeps what it
         collated) is left to him and not used again.
         """
-        if self._scratch_used and _is_looked_at(self._scratch):
+        if self.scratch_used and _is_looked_at(self._scratch):
             self._new_scratch()
         self._free.extend(self.used)
         self.used.clear()
-        self._scratch_used = 0
+        self.scratch_used = 0
         self._current = None
-        self._current_used = 0
-        self._large_used = 0
+        self.current_used = 0
+        self.large_used = 0
 
     def _new_scratch(self) -> None:
         self._scratch_map = mmap.mmap(-1, INLINE_LIMIT)
@@ -111,24 +111,24 @@ class Arena:
 
     def allocate(self, size: int) -> tuple[int, int, Address, npt.NDArray[np.uint8]]:
         """Room for `size` bytes: cell (-1: inline), offset in it, address, and the cell's bytes."""
-        at = -(-self._scratch_used // ALIGNMENT) * ALIGNMENT
+        at = -(-self.scratch_used // ALIGNMENT) * ALIGNMENT
         if self._current is None and at + size <= INLINE_ROOM:
-            self._scratch_used = at + size
+            self.scratch_used = at + size
             return -1, at, self._scratch_address + at, self._scratch
         cell = self._current
-        at = -(-self._current_used // ALIGNMENT) * ALIGNMENT
+        at = -(-self.current_used // ALIGNMENT) * ALIGNMENT
         if cell is None or at + size > cell.size:
             cell = self._current = self._take(size)
             self.used.append(cell)
             at = 0
-        self._current_used = at + size
-        self._large_used += size + ALIGNMENT
+        self.current_used = at + size
+        self.large_used += size + ALIGNMENT
         return cell.number, at, cell.address + at, cell.array
 
     def find(self, address: Address, size: int) -> tuple[int, int] | None:
         """Where in this batch's memory an address lies, if it does."""
         offset = address - self._scratch_address
-        if 0 <= offset and offset + size <= self._scratch_used:
+        if 0 <= offset and offset + size <= self.scratch_used:
             return -1, offset
         for cell in self.used:
             offset = address - cell.address
@@ -137,7 +137,7 @@ class Arena:
         return None
 
     def inline_region(self) -> memoryview:
-        return memoryview(self._scratch_map)[: self._scratch_used]
+        return memoryview(self._scratch_map)[: self.scratch_used]
 
     def finish(self, sent: set[int]) -> None:
         """The batch was sent: the cells it travels in are the trainer's until it gives them back."""
@@ -146,11 +146,11 @@ class Arena:
         self.made.clear()
         self.dropped.clear()
         self.used = [cell for cell in self.used if cell.number not in sent]
-        if self._large_used:
-            self._hint = max(self._large_used, self._hint * 15 // 16)
+        if self.large_used:
+            self._hint = max(self.large_used, self._hint * 15 // 16)
 
     def _take(self, size: int) -> WorkerCell:
-        wanted = max(size + ALIGNMENT, self._hint if not self.used else 2 * self._large_used)
+        wanted = max(size + ALIGNMENT, self._hint if not self.used else 2 * self.large_used)
         if not self._free:
             self.give_back(self.news())
         self._free.sort(key=lambda cell: cell.size)
@@ -174,8 +174,8 @@ class Arena:
         if self._free:
             # One goes for one that comes: sizes that grow little by little would pile them up.
             self._drop(self._free.pop(0))
-        self._count += 1
-        cell = WorkerCell(self._count, -(-wanted // _GRAIN) * _GRAIN)
+        self.cells_made += 1
+        cell = WorkerCell(self.cells_made, -(-wanted // _GRAIN) * _GRAIN)
         self._cells[cell.number] = cell
         self.made.append(cell)
         return cell

@@ -16,7 +16,7 @@ import re
 import resource
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from outlive import trends
 from outlive._capture.blackbox import BlackBox, Reason
@@ -112,12 +112,12 @@ class Descriptors(Gauge):
     def __init__(self) -> None:
         # The folder's size is their number since Linux 6.2; a listing has one more, its own.
         listed = os.listdir("/proc/self/fd")
-        self._has_size = os.stat("/proc/self/fd").st_size == len(listed) - 1
+        self.has_size = os.stat("/proc/self/fd").st_size == len(listed) - 1
         self._inherited = frozenset(name for name in listed if os.path.lexists(f"/proc/self/fd/{name}"))
         super().__init__()
 
     def count(self) -> int:
-        return os.stat("/proc/self/fd").st_size if self._has_size else len(os.listdir("/proc/self/fd")) - 1
+        return os.stat("/proc/self/fd").st_size if self.has_size else len(os.listdir("/proc/self/fd")) - 1
 
     def limit(self, now: int) -> int | None:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -147,12 +147,12 @@ class Threads(Gauge):
 
     def __init__(self) -> None:
         # A folder has as many links as folders in it, and two more.
-        self._has_links = os.stat("/proc/self/task").st_nlink - 2 == len(os.listdir("/proc/self/task"))
+        self.has_links = os.stat("/proc/self/task").st_nlink - 2 == len(os.listdir("/proc/self/task"))
         self._groups = [folder.path for folder in cgroups.own_folders("pids")]
         super().__init__()
 
     def count(self) -> int:
-        return os.stat("/proc/self/task").st_nlink - 2 if self._has_links else len(os.listdir("/proc/self/task"))
+        return os.stat("/proc/self/task").st_nlink - 2 if self.has_links else len(os.listdir("/proc/self/task"))
 
     def limit(self, now: int) -> int | None:
         """How many it could have if nobody else took any: of its groups' limits, others have used a part."""
@@ -178,12 +178,13 @@ class Threads(Gauge):
 class Creep:
     """Both, for one worker."""
 
-    def __init__(self, box: BlackBox, tell: Callable[[Told], None]) -> None:
+    def __init__(self, box: BlackBox, tell: Callable[[Told], None], gauges: Sequence[Gauge] | None = None) -> None:
         self._box = box
         self._tell = tell
-        self._gauges: list[Gauge] = []
-        with contextlib.suppress(OSError):  # no /proc
-            self._gauges = [Descriptors(), Threads()]
+        self._gauges = list(gauges or ())
+        if gauges is None:
+            with contextlib.suppress(OSError):  # no /proc
+                self._gauges = [Descriptors(), Threads()]
         self._told: set[CreepKind] = set()
         self._batches = 0
         self._stride = self._left = 1

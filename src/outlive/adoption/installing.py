@@ -36,6 +36,11 @@ class Adoption:
         """Everything that went wrong in these loaders, in order."""
         return tuple(sorted((i for _, ledger in self._ledgers for i in ledger.incidents), key=lambda i: i.when))
 
+    @property
+    def loader_count(self) -> int:
+        """Supervised loaders that are still there, or had incidents."""
+        return len(self._ledgers)
+
     def uninstall(self) -> None:
         """Leave loaders alone from now on; iterators that there are stay supervised."""
         _withdraw(self)

@@ -365,6 +365,16 @@ class SupervisedIterator(HandsOut, torch_loader._MultiProcessingDataLoaderIter):
             if self._pacing is not None:
                 self._pacing.waited(since)
 
+    @property
+    def ready_batches(self) -> int:
+        """Batches that have come from workers and were not delivered yet."""
+        return len(self._runner.concluded)
+
+    def poll(self, timeout_s: float) -> None:
+        """Handle what workers have sent, and wait this long for it if there is nothing; delivers no batch."""
+        self._check_owner()
+        self._runner.wait(timeout_s)
+
     def _wait(self) -> None:
         if self._timeout <= 0:
             self._runner.wait(self._metered.patience_s)

@@ -40,5 +40,5 @@ if __name__ == "__main__":
             ours = epochs(kind, **options)
         assert len(theirs[0]) == (10 if "drop_last" in options else 12)
         assert ours == theirs, (ours, theirs)
-        assert adoption._ledgers, "it was not adopted"
+        assert adoption.loader_count, "it was not adopted"
         print("same")
