@@ -154,7 +154,7 @@ def test_shared_memory_of_a_stranger_is_let_pass(before):
     """Two xdist workers share /dev/shm: each answers for its own."""
     segment = shared_memory.SharedMemory(create=True, size=4096)
     # To its child this process is the stranger: a family is a process and its descendants.
-    question = f"leak_check._held_by_strangers(frozenset({{{segment.name!r}, 'psm_of_nobody'}}))"
+    question = f"leak_check.held_by_strangers(frozenset({{{segment.name!r}, 'psm_of_nobody'}}))"
     answer = subprocess.run(
         [sys.executable, "-c", f"from outlive.testing import leaks as leak_check; print({question})"],
         cwd=TESTS,

@@ -255,7 +255,7 @@ def test_a_fork_neither_writes_twice_nor_hangs(home):
     """Forks at any moment of the writing; each child adds one of its own and ends through the usual exits."""
     source = """
     from outlive._forensics import courier
-    courier.EXIT_S = journal.WRITE_TIMEOUT_S = journal._FORK_WAIT_S = 50.0  # a busy machine is no hanging disk
+    courier.EXIT_S = journal.WRITE_TIMEOUT_S = journal.FORK_WAIT_S = 50.0  # a busy machine is no hanging disk
     children = []
     for n in range(60):
         journal.add(example_incidents.segfault(id=f"parent{n:02}", when=float(n)))
@@ -282,10 +282,10 @@ def test_a_child_that_was_forked_while_the_disk_hung_leaves_the_journal_alone(ho
     import threading
     inside, go_on = threading.Event(), threading.Event()
     def hang(rows):
-        journal._fork.watch()
-        with journal._fork:
+        journal.fork_gate.watch()
+        with journal.fork_gate:
             inside.set(); go_on.wait()
-    journal._writer._deliver = hang
+    journal.writer.deliver = hang
     journal.add(example_incidents.segfault())
     inside.wait(30)
     child = os.fork()  # to wait here until the disk has answered would be to wait for ever

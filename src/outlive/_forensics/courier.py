@@ -45,7 +45,7 @@ class Courier(Generic[T]):
         idle_s: float = 0.1,
     ) -> None:
         self.name = name
-        self._deliver = deliver
+        self.deliver = deliver
         self._capacity = capacity
         self._at_once = at_once
         self._idle_s = idle_s
@@ -98,7 +98,7 @@ class Courier(Generic[T]):
                 things = [self._waiting.popleft() for _ in range(min(self._at_once, len(self._waiting)))]
                 self._in_hand = len(things)
             try:
-                self._deliver(things)
+                self.deliver(things)
             except Exception:
                 log.debug("%s could not deliver", self.name, exc_info=True)
             with self._changed:

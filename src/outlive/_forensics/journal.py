@@ -28,7 +28,7 @@ _OFF = {"0", "off", "no", "false"}
 _CAPACITY = 1000
 _AT_ONCE = 25  # rows of one transaction: a fork waits for it
 WRITE_TIMEOUT_S = 10.0
-_FORK_WAIT_S = 1.0
+FORK_WAIT_S = 1.0
 _LONGEST_TEXT = 64 * 1024
 _NETWORK = (
     "nfs",
@@ -70,18 +70,18 @@ def add(incident: Incident) -> None:
     """Have an incident written; returns at once, whatever the disk does."""
     try:
         if is_on():
-            _writer.post((incident, this_job()))
+            writer.post((incident, this_job()))
     except Exception:
         log.debug("an incident did not reach the journal", exc_info=True)
 
 
 def flush(deadline_s: float = 10.0) -> bool:
     """Wait until what was added is written, or given up."""
-    return _writer.flush(deadline_s)
+    return writer.flush(deadline_s)
 
 
 def is_on() -> bool:
-    return os.environ.get("OUTLIVE_JOURNAL", "").strip().lower() not in _OFF and not _fork.tainted
+    return os.environ.get("OUTLIVE_JOURNAL", "").strip().lower() not in _OFF and not fork_gate.tainted
 
 
 def home() -> Path:
@@ -157,7 +157,7 @@ class _Fork:
             os.register_at_fork(before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child)
 
     def _before(self) -> None:
-        self._held.yes = self._gate.acquire(timeout=_FORK_WAIT_S)
+        self._held.yes = self._gate.acquire(timeout=FORK_WAIT_S)
 
     def _in_parent(self) -> None:
         if self._held.yes:
@@ -168,14 +168,14 @@ class _Fork:
         self._gate = threading.Lock()
 
 
-_fork = _Fork()
+fork_gate = _Fork()
 failure_logged = False
 
 
 def _write(posted: Sequence[tuple[Incident, Job]]) -> None:
-    _fork.watch()
+    fork_gate.watch()
     try:
-        with _fork:  # an import that a fork interrupts is never finished in the child
+        with fork_gate:  # an import that a fork interrupts is never finished in the child
             import json  # noqa: F401
             import secrets  # noqa: F401
 
@@ -186,7 +186,7 @@ def _write(posted: Sequence[tuple[Incident, Job]]) -> None:
         rows = _rows(posted)
         where = path()
         file = JournalFile(where, size_bytes=read_size_bytes(), shared=is_network_folder(where))
-        file.write(rows, deadline_s=WRITE_TIMEOUT_S, gate=_fork)
+        file.write(rows, deadline_s=WRITE_TIMEOUT_S, gate=fork_gate)
     except Exception as error:
         _tell_once(error)
 
@@ -288,4 +288,4 @@ def _tell_once(error: Exception) -> None:
     log.debug("writing the journal failed", exc_info=error)
 
 
-_writer: Courier[tuple[Incident, Job]] = Courier("outlive-journal", _write, capacity=_CAPACITY, at_once=_AT_ONCE)
+writer: Courier[tuple[Incident, Job]] = Courier("outlive-journal", _write, capacity=_CAPACITY, at_once=_AT_ONCE)

@@ -144,7 +144,7 @@ def _new_since(before: Snapshot) -> Leaks:
         processes=sorted(processes, key=lambda process: process.pid),
         threads=sorted(now.threads - before.threads, key=lambda thread: thread.name),
         descriptors=sorted(now.descriptors - before.descriptors, key=lambda item: item.number),
-        shm_entries=sorted(shm_entries - _held_by_strangers(shm_entries)),
+        shm_entries=sorted(shm_entries - held_by_strangers(shm_entries)),
     )
 
 
@@ -202,7 +202,7 @@ def _own_shm_entries() -> list[str]:
     return found
 
 
-def _held_by_strangers(names: frozenset[str]) -> set[str]:
+def held_by_strangers(names: frozenset[str]) -> set[str]:
     """Those of the new entries that a process which is not ours has mapped, or is named in: another xdist worker's, in
     general."""
     # By inode: a named semaphore is mapped under the temporary name it was made with.
