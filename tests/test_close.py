@@ -24,8 +24,6 @@ from faults.faulty_datasets import (
 )
 from outlive.errors import OutliveError
 
-pytestmark = pytest.mark.faults
-
 
 def children() -> list[psutil.Process]:
     """Return the children of this process that have not ended."""

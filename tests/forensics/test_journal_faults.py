@@ -137,7 +137,7 @@ def test_a_journal_damaged_in_the_middle_is_set_aside(home):
 def test_an_incident_waits_while_another_process_holds_the_lock(home, monkeypatch):
     """It is written when the lock is free; who added it has long gone on."""
     written(1)
-    monkeypatch.setattr(journal, "_WRITE_S", FOR_EVER_S)
+    monkeypatch.setattr(journal, "WRITE_TIMEOUT_S", FOR_EVER_S)
     holder = sqlite3.connect(home / "journal.sqlite3", isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
 
