@@ -233,7 +233,7 @@ def test_the_fixture_fails_the_test_that_leaks_and_no_other(tmp_path):
         "def test_opted_out(): os.memfd_create('on purpose')\n"
     )
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    environment["PYTHONPATH"] = str(Path(leak_check.__file__).parents[2])  # whatever it was relative to
+    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(Path(leak_check.__file__).parents[2])])
 
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q"],

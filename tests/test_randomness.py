@@ -8,6 +8,7 @@ Never   a worker.
 from __future__ import annotations
 
 import random
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -19,7 +20,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import warm_server
 from outlive._worker import randomness
 from outlive._worker.randomness import Randomness
 
@@ -184,7 +184,7 @@ def test_another_reader_sets_the_state_as_well():
 
 def run_alone(program: str) -> str:
     """In an interpreter of its own: what is imported there, or changed for good, is its own affair."""
-    done = warm_server.run(
+    done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr

@@ -19,6 +19,7 @@ import gc
 import json
 import os
 import runpy
+import secrets
 import signal
 import socket
 import subprocess
@@ -29,7 +30,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-_READ_AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "GLIBC_", "MALLOC_", "OUTLIVE_SYSTEM", "LC_", "LANG")
+_READ_AT_START = (
+    "PYTHON",
+    "LD_PRELOAD",
+    "OMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "GLIBC_",
+    "MALLOC_",
+    "OUTLIVE_SYSTEM",
+    "LC_",
+    "LANG",
+)
 _HEADER_BYTES = 8
 _DESCRIPTORS = 16
 
@@ -112,27 +124,33 @@ def _reason_for_fresh_interpreter(command: list[str], env: dict[str, str]) -> st
 
 
 class _Server:
+    """The server's process. Each request opens a connection: tests fork, and their forks inherit open sockets."""
+
     def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair()
-        # stdin, stdout and stderr of the server are never used: each program brings its own.
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-        )
-        theirs.close()
+        self._address = f"\0outlive-warm-server-{os.getpid()}-{secrets.token_hex(8)}"  # abstract: no file is left
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(self._address)
+            listening.listen()
+            fd = listening.fileno()
+            # stdin, stdout and stderr of the server are never used: each program brings its own.
+            command = [sys.executable, __file__, str(fd)]
+            self._process = subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.DEVNULL)
         self._owner = os.getpid()
         atexit.register(self.close)
 
     def start(self, request: dict[str, Any], descriptors: list[int]) -> int:
         body = json.dumps(request).encode()
-        socket.send_fds(self._socket, [len(body).to_bytes(_HEADER_BYTES, "little")], descriptors)
-        self._socket.sendall(body)
-        answer = _read(self._socket, _HEADER_BYTES)
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(self._address)
+            socket.send_fds(connection, [len(body).to_bytes(_HEADER_BYTES, "little")], descriptors)
+            connection.sendall(body)
+            answer = _read(connection, _HEADER_BYTES)
         return int.from_bytes(answer, "little")
 
     def close(self) -> None:
         if os.getpid() == self._owner:
-            self._socket.close()
-            self._process.wait(60)
+            self._process.kill()
+            self._process.wait()
 
 
 _servers: list[_Server] = []
@@ -165,28 +183,28 @@ def _read(channel: socket.socket, count: int) -> bytes:
 # ---------------------------------------------------------------- the server
 
 
-def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
+def _serve(listening: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Fork a program for each request. Returns in the program's process; the server itself never returns."""
     while True:
-        header, descriptors, _, _ = socket.recv_fds(channel, _HEADER_BYTES, _DESCRIPTORS)
-        if not header:
-            sys.exit(0)
-        request = json.loads(_read(channel, int.from_bytes(header, "little")))
-        reader, writer = os.pipe()
-        between = os.fork()
-        if between == 0:
-            between = os.getpid()
-            program = os.fork()
-            if program:
-                os.write(writer, program.to_bytes(_HEADER_BYTES, "little"))
-                os._exit(0)
-            while os.getppid() == between:  # begin as pytest's child: a program may look at its parent
-                time.sleep(0.0005)
-            return request, descriptors
-        os.waitpid(between, 0)
-        channel.sendall(os.read(reader, _HEADER_BYTES))
-        for fd in (reader, writer, *descriptors):
-            os.close(fd)
+        connection, _ = listening.accept()
+        with connection:
+            header, descriptors, _, _ = socket.recv_fds(connection, _HEADER_BYTES, _DESCRIPTORS)
+            request = json.loads(_read(connection, int.from_bytes(header, "little")))
+            reader, writer = os.pipe()
+            between = os.fork()
+            if between == 0:
+                between = os.getpid()
+                program = os.fork()
+                if program:
+                    os.write(writer, program.to_bytes(_HEADER_BYTES, "little"))
+                    os._exit(0)
+                while os.getppid() == between:  # begin as pytest's child: a program may look at its parent
+                    time.sleep(0.0005)
+                return request, descriptors
+            os.waitpid(between, 0)
+            connection.sendall(os.read(reader, _HEADER_BYTES))
+            for fd in (reader, writer, *descriptors):
+                os.close(fd)
 
 
 def _become(request: dict[str, Any], descriptors: list[int]) -> None:
@@ -263,7 +281,9 @@ if __name__ == "__main__":
     _PATH = [path for path in sys.path[1:] if path not in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     gc.collect()
     gc.freeze()
-    _request, _given = _serve(socket.socket(fileno=int(sys.argv[1])))
+    _listening = socket.socket(fileno=int(sys.argv[1]))
+    _request, _given = _serve(_listening)
+    _listening.close()
     gc.unfreeze()
     _become(_request, _given)
     _run(_request["command"])

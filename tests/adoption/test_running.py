@@ -43,7 +43,7 @@ WAYS = {
         (sys.executable, str(PROGRAMS / "environment_report.py")),
         (str(PROGRAMS / "environment_report.py"),),
     ),
-    "module": ((sys.executable, "-m", "mirror"), ("-m", "mirror")),
+    "module": ((sys.executable, "-m", "environment_report"), ("-m", "environment_report")),
     "command": ((sys.executable, "-u", "environment_report.py"), ("--", sys.executable, "-u", "environment_report.py")),
 }
 

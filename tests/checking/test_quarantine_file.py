@@ -17,7 +17,6 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 import outlive
-import warm_server
 from checking.datasets import BadSamples, Files, NamedFiles, Stream
 from outlive import FaultPolicy, IncidentKind, QuarantineFileError
 from outlive.loader import fingerprint, quarantine_file
@@ -224,7 +223,7 @@ print(fingerprint.of(files).digest)
 def test_a_fingerprint_is_the_same_in_every_process():
     """Whatever Python's hash seed is, with sets, functions and open files in the dataset."""
     both = [
-        warm_server.Popen(
+        subprocess.Popen(
             [sys.executable, "-c", FINGERPRINTS],
             env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
             stdout=subprocess.PIPE,

@@ -48,15 +48,15 @@ STAGES = {
 def rows(sites: Iterable[FaultSite], *conditions: Callable[[Fault, FaultSite], bool], turn: int | None = None) -> Any:
     """Every fault at each of these sites that meets the conditions, as parameters (fault, site).
 
-    With a `turn` (0 to 2), two thirds of the rows are `full`. Tests with different turns share the rows among them, and
-    each test has every fault and every site in its third.
+    With a `turn` (0 to 5), five of six rows are `full`. Tests with different turns share the rows among them, and
+    each test has every fault and every site in its share.
     """
     found = [
         pytest.param(
             fault,
             site,
             id=f"{name}-{site}",
-            marks=[] if turn is None or (of_site + of_fault) % 3 == turn else pytest.mark.full,
+            marks=[] if turn is None or (of_site + of_fault) % 6 == turn else pytest.mark.full,
         )
         for of_site, site in enumerate(sites)
         for of_fault, (name, fault) in enumerate(FAULTS.items())

@@ -9,7 +9,7 @@ from faults.faulty_datasets import all_values, undisturbed
 from faults.table import INIT_SITES, SITES, Fault, FaultSite
 
 
-@rows(SITES + INIT_SITES, turn=0)
+@rows(SITES + INIT_SITES, turn=3)
 def test_not_one_bit_differs_when_a_fault_passes(fault: Fault, site: FaultSite, tmp_path: Path) -> None:
     """What fires once costs a retry: same batches, same order, same random numbers; nothing is quarantined."""
     loader = loader_with(fault, site, "raise", marker=tmp_path / "fired", retry_on=(Exception,))

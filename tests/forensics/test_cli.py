@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -357,7 +358,7 @@ def test_journal_and_command_need_no_torch(two):
         "import outlive.__main__; outlive.__main__.main()"
     )
     environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
-    out = warm_server.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    out = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
 
     assert out.returncode == 0, out.stderr
     assert "read of address 0x0" in out.stdout

@@ -18,7 +18,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import warm_server
 from graph.example_graphs import ONLY, edges, make_graph
 from outlive._system import choice
 from outlive.graph import SharedGraph, building
@@ -296,7 +295,7 @@ def test_a_graph_needs_no_torch():
         "print(pickle.loads(pickle.dumps(graph)).subgraph([0, 1]).edges['', '', ''].rows.tolist());"
         "assert 'torch' not in sys.modules"
     )
-    said = warm_server.check_output([sys.executable, "-c", program], text=True, stdin=subprocess.DEVNULL)
+    said = subprocess.check_output([sys.executable, "-c", program], text=True, stdin=subprocess.DEVNULL)
 
     assert said == "[1, 0]\n"
 
