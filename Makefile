@@ -47,19 +47,21 @@ format: setup  ## let ruff fix and format what it can
 # What each target runs. `full` repeats a promise, `alone` needs the machine to itself, `browser` a real browser.
 PYTEST := $(BIN)/python -m pytest --ignore tests/clients
 QUICK := not full and not browser
+# Each process begins with a half of the files, so that what a file sets up is seldom set up twice.
+PARALLEL := -n 2 --dist worksteal
 
 test: setup lint  ## lint, types, every promise once, the wheel: 10 minutes (PYTEST_ARGS='-k name' to choose)
-	$(PYTEST) -n 2 -m "$(QUICK) and not alone" $(PYTEST_ARGS) $(MAY_BE_EMPTY)
+	$(PYTEST) $(PARALLEL) -m "$(QUICK) and not alone" $(PYTEST_ARGS) $(MAY_BE_EMPTY)
 	$(PYTEST) -m "$(QUICK) and alone" $(PYTEST_ARGS) $(MAY_BE_EMPTY)
 	@$(MAKE) --no-print-directory wheel
 
 test-all: test  ## and every start method and seed, notebooks, the portable layer, clients, browser, machine: 35 minutes
-	$(PYTEST) -n 2 -m "full and not browser and not alone" $(PYTEST_ARGS) $(MAY_BE_EMPTY)
+	$(PYTEST) $(PARALLEL) -m "full and not browser and not alone" $(PYTEST_ARGS) $(MAY_BE_EMPTY)
 	$(PYTEST) -m "full and not browser and alone" $(PYTEST_ARGS) $(MAY_BE_EMPTY)
 	@$(MAKE) --no-print-directory portable clients browser machine
 
 stress: setup  ## the tests of `make test` beside two busy loops per core, then in a random order
-	$(BIN)/python tests/stress.py -n 2 -m "$(QUICK)" --ignore tests/clients $(PYTEST_ARGS)
+	$(BIN)/python tests/stress.py $(PARALLEL) -m "$(QUICK)" --ignore tests/clients $(PYTEST_ARGS)
 
 notebooks: setup  ## the tests that need a notebook kernel (`make test-all` has them, too)
 	$(BIN)/python -m pytest tests/notebooks $(PYTEST_ARGS)

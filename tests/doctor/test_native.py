@@ -354,6 +354,7 @@ def test_progress_goes_to_the_end(tmp_path):
 # ---------------------------------------------------------------- a clean environment
 
 
+@pytest.mark.full  # test_loaders.py examines a clean loader of this installation
 @pytest.mark.timeout(300)  # 12 s of a free core
 def test_a_stock_installation_is_clean():
     """torch, NumPy, pandas, pyarrow, SciPy and scikit-learn, loaded together: nothing here, nor on older machines."""

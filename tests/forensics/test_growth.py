@@ -13,7 +13,7 @@ import outlive
 from outlive import Incident, IncidentKind
 from outlive.verdicts import Name
 
-METHODS = ("fork", "spawn")
+METHODS = ("fork", pytest.param("spawn", marks=pytest.mark.full))  # half a minute each: looks are a second apart
 MIB = 1 << 20
 BATCH_S = 0.05
 DEADLINE_S = 100

@@ -13,7 +13,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "graphsage.py"
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("system", ["", "portable"])
+@pytest.mark.parametrize("system", ["", pytest.param("portable", marks=pytest.mark.full)])
 def test_the_example_reaches_its_accuracy(system):
     """It says which nodes were left out, and why; the rest it learns from, to the same accuracy on both layers."""
     pytest.importorskip("sklearn")
