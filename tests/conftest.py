@@ -19,8 +19,6 @@ import pytest
 import selection
 from outlive.testing import leaks, plugin
 
-LEAKS_DEADLINE_S = 20.0  # two cores under load: costs nothing where nothing leaks
-
 _RAISED = pytest.StashKey[bool]()
 
 # Two cores under load: how long one example took says nothing about the code.
@@ -84,6 +82,6 @@ def _nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     # The traceback of a failed test keeps its locals alive, and with them all they own: one failure is enough.
     if request.node.stash.get(_RAISED, False):
         return
-    complaint = leaks.complaint(before, LEAKS_DEADLINE_S)
+    complaint = leaks.complaint(before)
     if complaint:
         pytest.fail(f"{complaint}, or mark it `leaks_allowed` where the leak is its subject.", pytrace=False)

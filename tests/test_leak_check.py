@@ -16,9 +16,11 @@ import sys
 import threading
 from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from outlive._forensics import courier
 from outlive.testing import leaks as leak_check
 
 TESTS = Path(__file__).parent
@@ -135,17 +137,17 @@ def test_named_shared_memory_is_reported(before):
     assert leaks.shm_entries == [segment.name]
 
 
-def test_memory_of_our_own_that_a_stranger_made_is_let_pass(before):
+def test_memory_of_our_own_that_a_stranger_made_is_let_pass(tmp_path, monkeypatch):
     """Its name has the pid; of a process that is gone it is a leak of somebody's, and told."""
+    monkeypatch.setattr(leak_check, "_SHM", tmp_path)  # in /dev/shm itself, the test beside this one would be blamed
+    before = leak_check.take_snapshot()
     gone = subprocess.Popen(["true"])
     gone.wait()
     names = {f"outlive-{pid}-1x": pid for pid in (os.getppid(), os.getpid(), gone.pid)}
     for name in names:
-        Path("/dev/shm", name).touch()
+        (tmp_path / name).touch()
 
     leaks = leak_check.wait_for_leaks(before, AT_ONCE_S)
-    for name in names:
-        Path("/dev/shm", name).unlink()
 
     assert leaks.shm_entries == sorted(name for name, pid in names.items() if pid != os.getppid())
 
@@ -172,10 +174,52 @@ def test_a_leak_that_ends_within_the_deadline_passes(before):
     popen = _sleeper()
     threading.Timer(0.1, popen.stdin.close).start()
 
-    leaks = leak_check.wait_for_leaks(before, 30.0)
+    leaks = leak_check.wait_for_leaks(before)
     popen.wait()
 
     assert not leaks
+
+
+def test_the_deadline_is_in_seconds_in_which_processes_could_run(monkeypatch):
+    """Without a CPU, nothing can end. A look that comes late counts as one in time."""
+    now, starved = 0.0, 0.0
+    monkeypatch.setattr(leak_check, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(leak_check, "_starved_s", lambda pids: dict.fromkeys(map(str, pids), starved))
+
+    def looks(pause_s: float, starved_share: float) -> int:
+        """How many there are until the deadline has passed."""
+        nonlocal now, starved
+        patience = leak_check.Patience(3.0)
+        count = 0
+        while not patience.is_over([1]):
+            now += pause_s
+            starved += pause_s * starved_share
+            count += 1
+        return count
+
+    assert looks(0.02, 0.0) == pytest.approx(150, abs=1)
+    assert looks(0.02, 0.5) == pytest.approx(300, abs=1)
+    assert looks(0.2, 0.5) == pytest.approx(75, abs=1)  # late looks, and half of that for want of a CPU
+    assert looks(1.0, 0.0) == pytest.approx(60, abs=1)  # which is the longest, and 75 looks otherwise
+    assert looks(0.02, 1.0) == pytest.approx(3000, abs=1)  # likewise: it never runs
+
+
+def test_time_without_a_cpu_is_read_from_the_system():
+    """Of all threads of a process; of one that is gone there is none."""
+    assert str(os.getpid()) in leak_check._starved_s([os.getpid()])
+    assert leak_check._starved_s([2**22 + 1]) == {}
+
+
+def test_a_thread_that_writes_what_was_posted_is_waited_for(before, monkeypatch):
+    """However slow the disk is: this one does not answer before it is waited for."""
+    answered = threading.Event()
+    flush_all = courier.flush_all
+    monkeypatch.setattr(courier, "flush_all", lambda deadline_s: answered.set() or flush_all(deadline_s))
+    carrier: courier.Courier[int] = courier.Courier("slow-disk", lambda things: answered.wait() and None, capacity=1)
+    carrier.post(1)
+
+    assert not leak_check.wait_for_leaks(before)
+    assert answered.is_set()
 
 
 def test_cyclic_garbage_is_collected_before_it_is_blamed(before):
@@ -202,7 +246,7 @@ def test_the_resource_tracker_and_the_fork_server_are_let_pass(before):
     process.join()
     process.close()
 
-    assert not leak_check.wait_for_leaks(before, 30.0)
+    assert not leak_check.wait_for_leaks(before)
 
 
 def test_a_child_of_the_fork_server_is_reported(before):
@@ -224,8 +268,9 @@ def test_the_fixture_fails_the_test_that_leaks_and_no_other(tmp_path):
     shutil.copy(TESTS / "conftest.py", tmp_path)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = leaks_allowed\naddopts = -p no:cacheprovider -rA\n")
     (tmp_path / "test_victims.py").write_text(
-        "import conftest, os, pytest\n"
-        "conftest.LEAKS_DEADLINE_S = 0.5\n"
+        "import os, pytest\n"
+        "from outlive.testing import leaks\n"
+        "leaks.DEADLINE_S = 0.5\n"
         "def test_leaking(): os.memfd_create('forgotten')\n"
         "def test_clean(): os.close(os.memfd_create('closed'))\n"
         "def test_failing(): assert not os.memfd_create('held by the traceback')\n"

@@ -14,10 +14,12 @@ import psutil
 import pytest
 
 import warm_server
+from outlive.testing.leaks import POLL_S, Patience
 
 PROGRAM = Path(__file__).with_name("program.py")
 METHODS = ("fork", "spawn", "forkserver")
-GONE_WITHIN = 125  # looks, 20 ms apart: two and a half seconds, longer where a busy machine holds us all up
+DEADLINE_S = 60.0
+GONE_WITHIN_S = 2.5  # seconds in which they have CPUs
 
 
 class Job:
@@ -43,7 +45,7 @@ class Job:
     def wait_number(self, name: str) -> int:
         """What a process of the job writes into a file, once it is there."""
         path = self.folder / name
-        give_up_at = time.monotonic() + 15
+        give_up_at = time.monotonic() + DEADLINE_S
         while not (path.exists() and path.read_text()):
             assert time.monotonic() < give_up_at, f"nobody wrote {name}"
             time.sleep(0.01)  # between two looks, with a deadline
@@ -65,19 +67,18 @@ class Job:
 
     def wait_all_there(self) -> None:
         """Trainer, zygote, two workers and the three processes that one of them started."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + DEADLINE_S
         while len(self.living()) < 7:
             assert time.monotonic() < deadline, [describe(p) for p in self.living()]
-            time.sleep(0.01)
+            time.sleep(0.01)  # between two looks, with a deadline
 
     def wait_nothing_left(self, except_pids: tuple[int, ...] = ()) -> list[str]:
-        left = self.living()
-        for _ in range(GONE_WITHIN):
+        patience = Patience(GONE_WITHIN_S)
+        while True:
             left = [p for p in self.living() if p.pid not in except_pids and not (except_pids and stdlib(p))]
-            if not left:
-                break
-            time.sleep(0.02)  # between two looks, which are counted
-        return [describe(p) for p in left]
+            if not left or patience.is_over(p.pid for p in left):
+                return [describe(p) for p in left]
+            time.sleep(POLL_S)  # between two looks, with a deadline
 
     def close(self) -> None:
         for process in self.living():
@@ -126,7 +127,7 @@ def test_nothing_is_left_when_the_job_ends_by_itself(start, ending: str, code: i
     """Stuck workers, ignored signals, children and daemons of workers: all gone with the job."""
     job = start(ending, method)
 
-    assert job.process.wait(15) == code, (job.folder / "stderr").read_text()
+    assert job.process.wait(DEADLINE_S) == code, (job.folder / "stderr").read_text()
     assert job.wait_nothing_left() == []
 
 
@@ -138,7 +139,7 @@ def test_nothing_is_left_when_the_job_is_signalled(start, number: signal.Signals
 
     job.process.send_signal(number)
 
-    job.process.wait(15)
+    job.process.wait(DEADLINE_S)
     assert job.wait_nothing_left() == []
 
 
@@ -151,6 +152,6 @@ def test_a_fork_of_the_trainer_keeps_nothing_alive(start, method: str) -> None:
 
     job.process.kill()
 
-    job.process.wait(15)
+    job.process.wait(DEADLINE_S)
     assert job.wait_nothing_left(except_pids=(bystander,)) == []
     assert psutil.pid_exists(bystander)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import mmap
+import os
 import sys
+import time
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,22 +19,80 @@ from click.testing import CliRunner
 import outlive
 from measuring import loaders
 from outlive.cli import main
+from outlive.measuring import trial as measuring
 from outlive.measuring.bench import next_number
 from outlive.measuring.report import BenchReport, lines, recommended
 from outlive.measuring.trial import PARTS, Trial, twin_of
 
 
-def test_time_is_found_where_it_goes():
+class Looks:
+    """Counts how often bench looks at its workers. Stages last so many looks, not so many seconds.
+
+    A busy machine makes looks rarer, so shares of looks stay the same there. Shares of seconds would not.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._words = memoryview(mmap.mmap(-1, 16)).cast("q")  # shared with workers, which are forked
+        stages, begin, end = measuring.Timed.stages, measuring._Sampler.begin, measuring._Sampler.end
+
+        def look(batches: Any) -> Any:
+            self._words[0] += 1
+            return stages(batches)
+
+        def measure(sampler: Any, is_measured: bool, original: Any) -> None:
+            self._words[1] = is_measured
+            original(sampler)
+
+        monkeypatch.setattr(measuring.Timed, "stages", look)
+        monkeypatch.setattr(measuring._Sampler, "begin", lambda sampler: measure(sampler, True, begin))
+        monkeypatch.setattr(measuring._Sampler, "end", lambda sampler: measure(sampler, False, end))
+
+    def wait(self, count: int) -> None:
+        """Until there were so many more, or none is made."""
+        until = self._words[0] + count
+        while self._words[1] and self._words[0] < until:
+            time.sleep(0.001)  # between two looks at the counter
+
+
+class Held(torch.utils.data.Dataset[int]):
+    """Each sample is in hand for so many looks; who fetched is written down."""
+
+    def __init__(self, looks: Looks, count: int, folder: Path) -> None:
+        self.looks, self.count, self.folder = looks, count, folder
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        (self.folder / str(os.getpid())).touch()
+        self.looks.wait(self.count)
+        return index
+
+
+def test_time_is_found_where_it_goes(tmp_path, monkeypatch):
     """In fetching here, in collating there; with a step to feed, workers are idle and the consumer does not wait."""
-    for _ in range(3):  # short times are compared: others may have been busy in one of them
-        fetch = outlive.bench(loaders.fetching, workers=[1, 2], prefetch=[2], batches=40)
-        if fetch.trials[1].batches_per_s > fetch.trials[0].batches_per_s:
-            break
-    collate = outlive.bench(loaders.collating, workers=[1], prefetch=[2], batches=20)
-    fed = outlive.bench(loaders.fetching, workers=[1], prefetch=[2], batches=30, step=0.1)
+    looks = Looks(monkeypatch)
+
+    def collate(samples: list[Any]) -> Any:
+        looks.wait(30)
+        return torch.utils.data.default_collate(samples)
+
+    def loader(fetching: int, **more: Any) -> Any:
+        (tmp_path / str(fetching)).mkdir(exist_ok=True)
+        dataset = Held(looks, fetching, tmp_path / str(fetching))
+        return outlive.DataLoader(dataset, 4, num_workers=1, multiprocessing_context="fork", **more)
+
+    fetch = outlive.bench(loader(8), workers=[1, 2], prefetch=[2], batches=6, seconds=60)
+    fetchers = len(list((tmp_path / "8").iterdir()))
+    collate = outlive.bench(loader(0, collate_fn=collate), workers=[1], prefetch=[2], batches=6, seconds=60)
+    step = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: looks.wait(30))
+    monkeypatch.setattr(measuring, "time", step)
+    fed = outlive.bench(loader(0), workers=[1], prefetch=[2], batches=6, seconds=60, step=0.1)
 
     assert [trial.workers for trial in fetch.trials] == [1, 2]
-    assert fetch.trials[1].batches_per_s > fetch.trials[0].batches_per_s
+    assert fetchers == 1 + 2
+    for trial in fetch.trials:
+        assert trial.batches_per_s == pytest.approx(trial.batches / trial.seconds)
     assert max(fetch.trials[0].shares, key=fetch.trials[0].shares.__getitem__) == "fetch"
     assert max(collate.trials[0].shares, key=collate.trials[0].shares.__getitem__) == "collate"
     assert sum(collate.trials[0].shares.values()) == pytest.approx(1)

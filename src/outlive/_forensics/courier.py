@@ -106,6 +106,12 @@ class Courier(Generic[T]):
                 self._changed.notify_all()
 
 
+def flush_all(deadline_s: float) -> bool:
+    """Wait until every courier has carried away what it has; False: one has not."""
+    give_up_at = time.monotonic() + deadline_s
+    return all(courier.flush(max(0.0, give_up_at - time.monotonic())) for courier in list(_couriers))
+
+
 def _flush_at_exit(courier: Courier[T]) -> None:
     global _flushes_exit_of
     _couriers.add(courier)  # type: ignore[arg-type]
