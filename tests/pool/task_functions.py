@@ -169,9 +169,13 @@ def return_same_list(number: int) -> list[int]:
     return _KEPT
 
 
-def take_a_while(folder: str, number: int) -> int:
-    """At first a moment, later long."""
+def take_a_while(folder: str, workers: str, number: int) -> int:
+    """At first a moment, later long: number 1000, and each after it until two workers have begun one of these."""
     note(folder, number)
     if number >= 1000:
+        (Path(workers) / str(os.getpid())).touch()
+        give_up_at = time.monotonic() + 60
+        while number > 1000 and len(os.listdir(workers)) < 2 and time.monotonic() < give_up_at:
+            time.sleep(0.005)  # between two looks, with a deadline
         time.sleep(0.03)  # this is the work
     return os.getpid()
