@@ -145,6 +145,21 @@ def test_a_leak_is_told_when_workers_are_recycled_for_memory():
     assert found.why == "the private memory of workers rises, and does not fall: each sample leaves about 1 MiB behind"
 
 
+def test_what_each_sample_leaves_is_told_beside_a_diagnosis():
+    """A diagnosis comes later than the first sight of a leak, and takes nothing away; of descriptors it says all."""
+    rising = [tick(100.0 + n, 0, n, slots=[_held(0, 20 + 10 * n)]) | {"samples": 10 * n} for n in range(12)]
+    diagnosed = [
+        incident("growth", verdict, 5, cause="it grows by 80 MiB per batch") for verdict in ("leak", "descriptor-leak")
+    ]
+
+    found = [only(telling.findings(make_story(*rising, one), snapshot()), "leak").why for one in diagnosed]
+
+    assert found == [
+        "it grows by 80 MiB per batch; each sample leaves about 1 MiB behind",
+        "it grows by 80 MiB per batch",
+    ]
+
+
 def test_a_leak_is_told_before_anything_is_recycled():
     """Memory that rises in nearly every second, by much; a warm-up that ends is none."""
     rising = [tick(100.0 + n, 0, n, slots=[_held(0, 20 + 8 * n)]) for n in range(12)]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from deadlines import wait_until
 from notebooks.kernels import DEADLINE_S, Kernel, error_of, printed
+from outlive.testing.leaks import POLL_S, Patience
 
 pytestmark = [pytest.mark.full, pytest.mark.alone]
 METHODS = ("fork", "spawn", "forkserver")
-LEAVE_S = 2.0  # from the interrupt on: the promise,
-SLOWER = 4  # and how much slower a busy machine may be
+LEAVE_S = 2.0  # from the interrupt on, in seconds in which they have CPUs
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from typing import Any
 
 import numpy as np
@@ -121,17 +123,22 @@ def test_a_large_function_is_sent_once(method):
 
 @pytest.mark.parametrize("chunk", ["auto", 100])
 def test_a_chunk_that_takes_long_hands_back_what_it_has_not_begun(chunk, tmp_path):
-    """Many short tasks, then long ones: they are not left to the worker that was sent them together."""
+    """Many short tasks, then long ones: they are not left to the worker that was sent them together.
+
+    Long ones do not end before another worker has begun one, too.
+    """
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "workers").mkdir()
     numbers = range(600, 1100) if chunk == "auto" else range(1100)
     with Pool(2) as pool:
         if chunk == "auto":  # tasks so short that all of the next ones are sent together
             assert len(list(pool.map(task_functions.square, range(20_000)))) == 20_000
-        pids = list(pool.map(task_functions.take_a_while, [str(tmp_path)] * len(numbers), numbers, chunksize=chunk))
-    counts = collections.Counter(pids[-100:])
-    assert len(counts) == 2
-    assert min(counts.values()) >= 5  # on a quiet machine 50
-    assert set(task_functions.count_starts(tmp_path).values()) == {1}
-    assert sorted(task_functions.count_starts(tmp_path)) == list(numbers)
+        task = functools.partial(task_functions.take_a_while, str(tmp_path / "begun"), str(tmp_path / "workers"))
+        pids = list(pool.map(task, numbers, chunksize=chunk))
+    assert {str(pid) for pid in pids[-100:]} == set(os.listdir(tmp_path / "workers"))
+    assert len(set(pids[-100:])) == 2
+    assert set(task_functions.count_starts(tmp_path / "begun").values()) == {1}
+    assert sorted(task_functions.count_starts(tmp_path / "begun")) == list(numbers)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -226,10 +226,13 @@ def _memory(story: Story, snapshot: Mapping[str, Any], known: Mapping[str, Seque
         parts.append(f"a worker grows by {in_words(rate)} a second")
     if rate > 0 and limit and not times:
         parts.append(f"about {seconds_in_words(max(0.0, 0.85 * limit - largest) / rate)} until it is recycled")
-    why = grown[-1].cause if grown else _rises(sum(rates), story.sample_rate, noun)
+    each = _each_leaves(sum(rates), story.sample_rate, noun)
     names = ", ".join(_with_count(slot, recycled) for slot in slots[:8])
     what = {"descriptor-leak": "open descriptors", "thread-leak": "threads"}
     thing = what.get(grown[-1].verdict, "memory") if grown else "memory"
+    why = grown[-1].cause if grown else "the private memory of workers rises, and does not fall"
+    if each and thing == "memory":  # also once there is a diagnosis: that counts by batch
+        why += f": {each}" if not grown else f"; {each}"
     return [
         Finding(
             "leak",
@@ -246,10 +249,9 @@ def _memory(story: Story, snapshot: Mapping[str, Any], known: Mapping[str, Seque
     ]
 
 
-def _rises(rate: float, samples: float, noun: str) -> str:
-    """Of all workers and all samples, a second."""
-    each = f": each {noun} leaves about {in_words(rate / samples)} behind" if rate > 0 and samples > 0 else ""
-    return f"the private memory of workers rises, and does not fall{each}"
+def _each_leaves(rate: float, samples: float, noun: str) -> str:
+    """Of all workers and all samples, a second; "" while nobody knows."""
+    return f"each {noun} leaves about {in_words(rate / samples)} behind" if rate > 0 and samples > 0 else ""
 
 
 def _with_count(slot: int, recycled: Mapping[int, Memory]) -> str:
