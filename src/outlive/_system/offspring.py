@@ -10,20 +10,36 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 
 from outlive._system import ownership, processes
 from outlive._system.descriptors import children_of
 
 _MOST = 1000
 _MOST_LOOKS = 10
+_EXECUTED_WITHIN_S = 1.0
+_PF_KTHREAD = 0x200000
+_ENV_END = 48  # of /proc/PID/stat, behind the name
 
 
-def _is_marked(pid: str, mark: str) -> bool:
+def _is_marked(pid: str, mark: str) -> bool | None:
+    """Whether this is in its environment; None: it has none yet, because it is in the middle of `execve`."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return mark.encode() in file.read().split(b"\0")
-    except OSError:  # gone, or somebody else's
+            environment = file.read()
+        if not environment and _is_being_executed(pid):
+            return None
+        return mark.encode() in environment.split(b"\0")
+    except (OSError, ValueError, IndexError):  # gone, or another user's
         return False
+
+
+def _is_being_executed(pid: str) -> bool:
+    """Whether its new program has no stack yet: `Popen` of its parent may have returned already."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    is_zombie, is_of_kernel = fields[0] == b"Z", bool(int(fields[6]) & _PF_KTHREAD)
+    return not is_zombie and not is_of_kernel and int(fields[_ENV_END]) == 0
 
 
 class Offspring:
@@ -49,15 +65,26 @@ class Offspring:
 
     def end_marked(self, mark: str) -> None:
         """End what has this in its environment: of a process that has gone, nothing else tells whose they are."""
+        give_up_at = time.monotonic() + _EXECUTED_WITHIN_S
         for _ in range(_MOST_LOOKS):  # one that is being ended may have forked meanwhile
-            self._find(mark)
+            unknown = self._find(mark, os.listdir("/proc"))
+            while unknown and time.monotonic() < give_up_at:
+                time.sleep(0.001)
+                unknown = self._find(mark, unknown)
             if not self._handles:
                 return
             self.end()
 
-    def _find(self, mark: str) -> None:
-        for name in os.listdir("/proc"):
-            if not name.isdigit() or int(name) == os.getpid() or not _is_marked(name, mark):
+    def _find(self, mark: str, names: list[str]) -> list[str]:
+        """Hold those of these processes that have the mark. Return those that cannot be told yet."""
+        unknown = []
+        for name in names:
+            if not name.isdigit() or int(name) == os.getpid():
+                continue
+            marked = _is_marked(name, mark)
+            if marked is None:
+                unknown.append(name)
+            if not marked:
                 continue
             with contextlib.suppress(OSError):
                 handle = os.pidfd_open(int(name))
@@ -65,6 +92,7 @@ class Offspring:
                     self._handles[int(name)] = handle
                 else:
                     os.close(handle)
+        return unknown
 
     def end(self) -> None:
         for handle in self._handles.values():
