@@ -13,16 +13,19 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from deadlines import wait_until
+from outlive.testing.leaks import POLL_S, Patience
 
 PROGRAMS = Path(__file__).with_name("programs")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
 METHODS = ("fork", "spawn", "forkserver")
+GONE_WITHIN_S = 2.5  # seconds in which they have CPUs
 NO_TORCH = "import sys; sys.modules['torch'] = None\n"
 PROMPT = """
 import outlive
@@ -112,8 +115,21 @@ def started(folder: Path, function: str, method: str, join: str):
                 process.kill()
 
 
-def all_gone(processes: list[psutil.Process]) -> bool:
-    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+def living(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that are still there when they have had their time."""
+    patience = Patience(GONE_WITHIN_S)
+    while True:
+        left = [process for process in processes if process.is_running() and not is_zombie(process)]
+        if not left or patience.is_over(process.pid for process in left):
+            return left
+        time.sleep(POLL_S)  # between two looks, with a deadline
+
+
+def is_zombie(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True  # and reaped by now
 
 
 @pytest.mark.parametrize(("method", "join"), [("fork", "join"), ("spawn", "join"), ("forkserver", "other")])
@@ -123,7 +139,7 @@ def test_nothing_is_left_when_the_launcher_is_interrupted(tmp_path, method, join
         launcher.send_signal(signal.SIGINT)
         _, said = launcher.communicate(timeout=60)
 
-        assert wait_until(lambda: all_gone(family), 60)
+        assert living(family) == []
         assert launcher.returncode == -signal.SIGINT
         assert said.rstrip().endswith("KeyboardInterrupt")
 
@@ -136,4 +152,4 @@ def test_ranks_go_when_the_launcher_is_killed(tmp_path, method, number):
         launcher.send_signal(number)
         launcher.communicate(timeout=60)
 
-        assert wait_until(lambda: all_gone(family), 60)
+        assert living(family) == []

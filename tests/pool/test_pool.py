@@ -421,12 +421,14 @@ PROGRAM = """
 import os, sys, time
 from outlive import Pool
 def work(n):
-    time.sleep(0.05)  # so that the program ends before its tasks do
+    while not os.path.exists(sys.argv[2]):
+        time.sleep(0.005)  # until the program has come to its end
     os.write(1, b"done %d\\n" % n)
 if __name__ == "__main__":
     pool = Pool(2, sys.argv[1])
     for n in range(6):
         pool.submit(work, n)
+    open(sys.argv[2], "w").close()
 """
 
 
@@ -436,7 +438,7 @@ def test_what_was_submitted_is_finished_when_the_program_ends(method, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     ended = warm_server.run(
-        [sys.executable, str(tmp_path / "program.py"), method],
+        [sys.executable, str(tmp_path / "program.py"), method, str(tmp_path / "ended")],
         env=environment,
         capture_output=True,
         text=True,

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 import outlive
 from outlive import share
 from outlive._system import choice
+from outlive.testing.leaks import POLL_S, Patience
 from share.datasets import Everything, Texts, Unpickling, digest, one_of_each, texts
 from share.threading_datasets import ThreadedTexts
 
@@ -27,7 +28,7 @@ METHODS = ("fork", "spawn", "forkserver")
 LOADERS = {"outlive": outlive.DataLoader, "torch": torch.utils.data.DataLoader}
 MANY = 300_000
 PROGRAM = Path(__file__).with_name("programs") / "reader.py"
-GONE_WITHIN_S = 10.0
+GONE_WITHIN_S = 2.5  # seconds in which they have CPUs
 
 
 def private_bytes(pid: int) -> int:
@@ -165,13 +166,13 @@ def _share_there(connection: Any) -> None:
 # ---------------------------------------------------------------- ends
 
 
-def gone(condition: Callable[[], Any]) -> bool:
-    """Whether what is looked for is gone before the deadline."""
-    deadline = time.monotonic() + GONE_WITHIN_S
-    while condition():
-        if time.monotonic() > deadline:
+def gone(left: Callable[[], Any], pids: Callable[[], Iterable[int]]) -> bool:
+    """Whether what is looked for is gone before these processes, who may be at it, have had their time."""
+    patience = Patience(GONE_WITHIN_S)
+    while left():
+        if patience.is_over(pids()):
             return False
-        time.sleep(0.02)  # between two looks
+        time.sleep(POLL_S)  # between two looks, with a deadline
     return True
 
 
@@ -204,8 +205,8 @@ def test_nothing_is_left_when_its_users_are_killed(tmp_path, system, method, who
     trainer.stdin.close()
     trainer.stdout.close()
 
-    assert gone(lambda: names_of(trainer.pid)), names_of(trainer.pid)
-    assert gone(lambda: living(tag)), living(tag)
+    assert gone(lambda: names_of(trainer.pid), lambda: living(tag)), names_of(trainer.pid)
+    assert gone(lambda: living(tag), lambda: living(tag)), living(tag)
     # The black box of a worker that was just being started is another matter, and not this test's.
     boxes = [name for name in os.listdir("/dev/shm") if name.startswith(f"outlive-{trainer.pid}-")]
     assert all(name.endswith("b") for name in boxes), boxes
