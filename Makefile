@@ -50,12 +50,12 @@ QUICK := not full and not browser
 # Each process begins with a half of the files, so that what a file sets up is seldom set up twice.
 PARALLEL := -n 2 --dist worksteal
 
-test: setup lint  ## lint, types, every promise once, the wheel: 10 minutes (PYTEST_ARGS='-k name' to choose)
+test: setup lint  ## lint, types, every promise once, the wheel (PYTEST_ARGS='-k name' to choose)
 	$(PYTEST) $(PARALLEL) -m "$(QUICK) and not alone" $(PYTEST_ARGS) $(MAY_BE_EMPTY)
 	$(PYTEST) -m "$(QUICK) and alone" $(PYTEST_ARGS) $(MAY_BE_EMPTY)
 	@$(MAKE) --no-print-directory wheel
 
-test-all: test  ## and every start method and seed, notebooks, the portable layer, clients, browser, machine: 35 minutes
+test-all: test  ## and every start method and seed, notebooks, the portable layer, clients, browser, machine
 	$(PYTEST) $(PARALLEL) -m "full and not browser and not alone" $(PYTEST_ARGS) $(MAY_BE_EMPTY)
 	$(PYTEST) -m "full and not browser and alone" $(PYTEST_ARGS) $(MAY_BE_EMPTY)
 	@$(MAKE) --no-print-directory portable clients browser machine

@@ -78,7 +78,7 @@ def test_reading_all_of_a_shared_list_costs_workers_nothing(kind, method):
     """Against the same with a short list: less than 15 % of one copy for both workers, where plain ones cost two."""
     names = texts(MANY)
     one_copy = sum(map(sys.getsizeof, names)) + sys.getsizeof(names)
-    short = cost_of_an_epoch(LOADERS[kind], method, texts(3000))
+    short = cost_of_an_epoch(LOADERS[kind], method, share(texts(3000)))
     plain = cost_of_an_epoch(LOADERS[kind], method, names)
     shared = cost_of_an_epoch(LOADERS[kind], method, share(names))
 
