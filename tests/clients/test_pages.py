@@ -18,7 +18,7 @@ from docs.test_blocks import PREAMBLE, ROOT, program
 PAGES = {
     page.stem: page for page in sorted((ROOT / "docs" / "start").glob("*.md")) if page.stem not in ("run", "torchrun")
 }
-BEFORE = {"timm": f"import sys; sys.path.append({str(SCRIPTS)!r}); import operators\n"}
+BEFORE = {"timm": f"import sys; sys.path.append({str(SCRIPTS)!r}); import torchvision_operators\n"}
 pytestmark = pytest.mark.timeout(300)
 
 

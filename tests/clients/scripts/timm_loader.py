@@ -1,6 +1,6 @@
 """timm's create_loader, with one iterator for all epochs."""
 
-import operators  # noqa: F401  # before timm, which imports torchvision
+import torchvision_operators  # noqa: F401  # before timm, which imports torchvision
 
 # isort: split
 import numpy
