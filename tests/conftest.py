@@ -7,6 +7,7 @@ Never   anything a test could come to depend on.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -55,9 +56,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Before the first test, so that the leak check takes the server for granted; never where no test needs it."""
+    """Start what tests share before the first of them, so that the leak check takes it for granted."""
     if "warm_server" in sys.modules:
         sys.modules["warm_server"].begin()
+    # Thousands of tests and their modules live to the end. Without them, a collection takes 1 ms instead of 100.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -284,6 +284,5 @@ if __name__ == "__main__":
     _listening = socket.socket(fileno=int(sys.argv[1]))
     _request, _given = _serve(_listening)
     _listening.close()
-    gc.unfreeze()
     _become(_request, _given)
     _run(_request["command"])

@@ -11,14 +11,22 @@ from torch.utils.data import Dataset
 
 import outlive
 from outlive import Incident, IncidentKind
+from outlive._capture import vitals
 from outlive.verdicts import Name
 
 METHODS = ("fork", pytest.param("spawn", marks=pytest.mark.full))  # half a minute each: looks are a second apart
 MIB = 1 << 20
 BATCH_S = 0.05
-DEADLINE_S = 100
+DEADLINE_S = 300
 
 _kept: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def frequent_looks(monkeypatch):
+    """Ten looks a second under fork, whose zygotes inherit this, instead of one every second or two."""
+    monkeypatch.setattr(vitals, "INTERVAL_S", 0.1)
+    monkeypatch.setattr(vitals, "REST_PER_DEAR_LOOK", 10)
 
 
 class Growing(Dataset[int]):
@@ -49,8 +57,8 @@ class Reading(Dataset[int]):
         return 1_000_000
 
     def __getitem__(self, index: int) -> int:
-        at = index * 100 % 1_000_000  # two minutes for all: longer than the deadline
-        read = sum(len(text) for text in self.texts[at : at + 100])
+        at = index * 200 % 1_000_000
+        read = sum(len(text) for text in self.texts[at : at + 200])
         time.sleep(BATCH_S / 4)  # as above
         return read
 

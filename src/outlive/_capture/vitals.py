@@ -23,7 +23,7 @@ _CHILDHOOD_S = 0.3  # looking takes a lock of the process that is looked at: not
 _MOST_SAMPLES = 240
 _LEAST_SLOPE_S = 5.0
 _SHARED = re.compile(rb"^RssShmem:\s*(\d+)", re.M)
-_DEAR = 200  # dear looks that took so long are not repeated for this many times as long; twice that in large fleets
+REST_PER_DEAR_LOOK = 200  # times as long as a dear look took, before the next one; twice that in large fleets
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
@@ -87,8 +87,8 @@ class Vitals:
             return None, None
         begun = time.thread_time()  # not the clock: on a busy machine that counts what others do
         private, cells = own_bytes(self._pid), shared_bytes(self._pid)
-        dear = _DEAR * min(2.0, max(1.0, workers / _AT_ONCE))
-        self._next_private = now + dear * workers * (time.thread_time() - begun)
+        rest = REST_PER_DEAR_LOOK * min(2.0, max(1.0, workers / _AT_ONCE))
+        self._next_private = now + rest * workers * (time.thread_time() - begun)
         if private is not None:
             self._known = (private + (cells or 0), self._resident_bytes)
             if self._box is not None:
