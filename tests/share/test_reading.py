@@ -240,6 +240,19 @@ def test_a_tuple_is_read_as_the_plain_one_is(values):
 # ---------------------------------------------------------------- dicts and sets
 
 
+class Equal:
+    """Equal to a number, with its hash: a key of a dict that has the number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __eq__(self, other: object) -> bool:
+        return self.number == other
+
+    def __hash__(self) -> int:
+        return hash(self.number)
+
+
 @given(DICTS, st.lists(KEYS, max_size=10))
 def test_a_dict_is_read_as_the_plain_one_is(plain, others):
     """Lookups that hit and miss, order, views, equality both ways."""
@@ -291,6 +304,30 @@ def test_equal_numbers_are_one_key():
 
     assert [shared[key] for key in (1, 1.0, True, numpy.int64(1), numpy.float64(2.5))] == ["one"] * 4 + ["more"]
     assert 0.5 not in shared
+
+
+# Small values: keys that are equal, and tuples and sets of them, meet often.
+SMALL = st.one_of(st.integers(-2, 9), st.booleans(), st.sampled_from([0.5, 7.0, float("inf")]))
+NESTED = st.recursive(SMALL, lambda part: st.lists(part, max_size=2).map(tuple) | st.frozensets(part, max_size=2))
+NUMPY = st.one_of(
+    SMALL.map(lambda number: numpy.array(number)[()]),
+    st.integers(0, 9).map(numpy.uint8),
+    st.sampled_from(["7", "a"]).map(numpy.str_),
+    st.sampled_from([b"7", b"a"]).map(numpy.bytes_),
+    st.integers(0, 9).map(lambda day: numpy.datetime64(day, "D")),
+    st.integers(0, 9).map(Equal),
+)
+
+
+@given(
+    st.dictionaries(st.one_of(NESTED, st.sampled_from(["7", "a", b"7", b"a", None])), st.integers()),
+    st.lists(st.one_of(NUMPY, NESTED, NUMPY.map(lambda key: (key,)), NUMPY.map(lambda key: frozenset([key])))),
+)
+def test_every_kind_of_key_gets_the_answer_of_the_plain_dict(plain, keys):
+    """Also NumPy's scalars, which compare element by element with tuples, and keys of classes of one's own."""
+    shared = share(plain)
+
+    assert [shared.get(key, "missing") for key in keys] == [plain.get(key, "missing") for key in keys]
 
 
 def test_a_key_that_is_none_raises_what_a_dict_raises():

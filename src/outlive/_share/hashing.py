@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numbers
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -25,6 +25,7 @@ from outlive._share.segments import Builder
 _SPREAD = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: neighbours land far apart
 _ALL = 2**64 - 1
 _WORD = struct.Struct("<Q")
+_PLAIN = frozenset({str, int, bytes})  # two of one of these need no look at their hashes: they compare quickly
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,13 @@ class TableLayout:
 def steady_hash(key: Any) -> int:
     """A hash that is the same in every process, and for keys that are equal. Raises TypeError for other kinds of keys.
 
-    Numbers have Python's, which is the same everywhere.
+    Numbers have Python's, which is the same everywhere. So has NumPy's bool, which is not registered as a number.
     """
-    if isinstance(key, str):
+    if isinstance(key, str) and hash(key) == str.__hash__(key):
         return crc32(key.encode("utf-8", "surrogatepass"))
-    if isinstance(key, numbers.Number):
+    if isinstance(key, (numbers.Number, numpy.bool_)):
         return hash(key) & _ALL
-    if isinstance(key, bytes):
+    if isinstance(key, bytes) and hash(key) == bytes.__hash__(key):
         return crc32(key, 1)
     if isinstance(key, tuple):
         return crc32(b"".join(_WORD.pack(steady_hash(part)) for part in key), 2)
@@ -81,18 +82,32 @@ def _hashes(keys: Sequence[Any]) -> Any:
 
 
 def finder(view: memoryview, layout: TableLayout, get: Callable[[int], Any]) -> Callable[[Any], int]:
-    """A function that answers a key's position, or -1; `get` reads the key at a position."""
+    """Return a function that finds a key's position, or -1. `get` reads the key at a position.
+
+    The function compares as a dict does: keys whose hashes differ are never asked whether they are equal. NumPy's
+    scalars answer that for each element of a tuple.
+    """
     table = view[layout.begin : layout.begin + 4 * layout.count].cast("I")
     shift = layout.shift
 
     def find(key: Any) -> int:
-        number = crc32(key.encode("utf-8", "surrogatepass")) if type(key) is str else steady_hash(key)
+        kind = type(key)
+        number = crc32(key.encode("utf-8", "surrogatepass")) if kind is str else steady_hash(key)
         place = (number * _SPREAD & _ALL) >> shift
         while entry := table[place]:
             found = get(entry - 1)
-            if found is key or found == key:
+            if found == key if kind in _PLAIN and type(found) is kind else _is_same(found, key):
                 return entry - 1
             place += 1
         return -1
 
     return find
+
+
+def search(keys: Iterable[Any], key: Any) -> int:
+    """Find a key of a kind that has no steady hash: -1, unless its class says that it is equal to one of the keys."""
+    return next((position for position, found in enumerate(keys) if _is_same(found, key)), -1)
+
+
+def _is_same(found: Any, key: Any) -> bool:
+    return bool(hash(found) == hash(key) and (found is key or found == key))

@@ -44,7 +44,7 @@ class _Keyed(Shared):
             return self._find(key)
         except TypeError:
             hash(key)  # raises for what is no key at all
-            return -1  # of a kind that no shared key is of
+            return hashing.search(self._keys, key)
 
     def __contains__(self, key: object) -> bool:
         return self._position(key) >= 0
