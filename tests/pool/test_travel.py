@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 from typing import Any
 
 import numpy as np
 import pytest
 
 import outlive
-from outlive import Pool
+from outlive import FaultPolicy, Pool
 from outlive.pool.parcels import dumps
 from outlive.pool.work import Function
 from pool import task_functions
@@ -18,6 +19,7 @@ from pool import task_functions
 torch = pytest.importorskip("torch")
 METHODS = ("fork", "spawn", "forkserver")
 LARGE = 300_000
+DEADLINE_S = 60.0
 
 
 def things() -> dict[str, Any]:
@@ -157,3 +159,91 @@ def test_what_is_shared_travels_by_handle(method):
     assert np.array_equal(back, numbers)
     back[0] = 5  # what comes back is the caller's own
     assert numbers[0] == 0
+
+
+# ---------------------------------------------------------------- another attempt
+
+ARGUMENTS = {
+    "small": lambda: np.ones(3),
+    "large": lambda: np.ones(LARGE),
+    "read-only view of the caller's": lambda: view_of(np.ones(LARGE)),
+    "tensor": lambda: torch.ones(LARGE),
+    "list": lambda: [np.ones(3)],
+    "bytearray": lambda: bytearray(b"\1" * LARGE),
+}
+
+
+def view_of(array: Any) -> Any:
+    view = array[:]
+    view.flags.writeable = False
+    return view
+
+
+def first_of(value: Any) -> float:
+    return first_of(value[0]) if isinstance(value, list) else float(value[0])
+
+
+def set_all(value: Any, number: int) -> None:
+    """Change what an argument holds, in place, as a task or its caller may."""
+    if isinstance(value, list):
+        set_all(value[0], number)
+    elif isinstance(value, bytearray):
+        value[:] = bytes([number]) * len(value)
+    elif isinstance(value, torch.Tensor):
+        value.fill_(number)
+    else:
+        (value if value.flags.writeable else value.base)[...] = number
+
+
+@pytest.mark.parametrize("how", ["submit", "map", "chunks"])
+@pytest.mark.parametrize("kind", [kind for kind in ARGUMENTS if not kind.startswith("read-only")])
+def test_a_task_that_is_tried_again_gets_its_arguments_as_they_were(kind, how, tmp_path):
+    """The first attempt changed them, then raised what the policy retries."""
+
+    def flaky(value: Any, number: int) -> float:
+        found = first_of(value)
+        set_all(value, 2)
+        task_functions.note(str(tmp_path), number)
+        if task_functions.count_starts(tmp_path)[number] < 3:
+            raise OSError("not yet")
+        return found
+
+    policy = FaultPolicy(retry_on=OSError, retries=2, backoff_s=0.0)
+    given = [ARGUMENTS[kind]() for _ in range(3)]
+    with Pool(1, faults=policy) as pool:
+        if how == "submit":
+            futures = [pool.submit(flaky, value, number) for number, value in enumerate(given)]
+            found = [future.result(DEADLINE_S) for future in futures]
+        else:
+            found = list(pool.map(flaky, given, range(3), chunksize=1 if how == "map" else 3))
+
+    assert found == [1.0] * 3
+    assert task_functions.count_starts(tmp_path) == dict.fromkeys(range(3), 3)
+
+
+@pytest.mark.parametrize("how", ["submit", "map", "chunks"])
+@pytest.mark.parametrize("kind", ARGUMENTS)
+def test_a_task_that_killed_its_worker_gets_its_arguments_as_they_were(kind, how, tmp_path):
+    """The caller has changed them since, as a loop does that fills one buffer after the other."""
+    changed, begun = tmp_path / "changed", tmp_path / "begun"
+    begun.mkdir()
+
+    def deadly(value: Any, number: int) -> float:
+        task_functions.note(str(begun), number)
+        if task_functions.count_starts(begun)[number] == 1:
+            task_functions.wait_for(str(changed))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return first_of(value)
+
+    given = [ARGUMENTS[kind]() for _ in range(3)]
+    with Pool(1, retries=3) as pool:
+        if how == "submit":
+            futures = [pool.submit(deadly, value, number) for number, value in enumerate(given)]
+        else:
+            results = pool.map(deadly, given, range(3), chunksize=1 if how == "map" else 3)
+        task_functions.wait_for(str(begun / "0"))
+        set_all(given[0], 2)
+        changed.touch()
+        found = [future.result(DEADLINE_S) for future in futures] if how == "submit" else list(results)
+
+    assert found == [1.0] * 3

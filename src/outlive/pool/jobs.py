@@ -85,6 +85,11 @@ class PoolJob:
                 logging.getLogger("concurrent.futures").critical("Exception in initializer:", exc_info=True)
                 raise
 
+    @property
+    def _keep(self) -> bool:
+        """Whether a task may get its arguments a second time here."""
+        return bool(self.policy.retry_on) and self.policy.retries > 0
+
     def __getstate__(self) -> dict[str, Any]:
         """For spawn: the function by value where it must be; its arguments may be locks and queues, as at any start."""
         state = dict(self.__dict__)
@@ -103,10 +108,11 @@ class PoolJob:
         begun = time.monotonic_ns()
         until = begun + _LONG_NS if hands_back else sys.maxsize
         first = 0
-        for function, positions, apart in segments:
+        for function, positions, apart, rows in segments:
             blobs = range(first, first + len(positions)) if apart else range(first, first + 1)
             first = blobs.stop
-            self._run_segment(seq, functions[function], positions, message, blobs, apart, results, until)
+            arguments = _Apart(message, blobs, self._keep) if apart else _Together(message, blobs[0], rows, self._keep)
+            self._run_segment(seq, functions[function], positions, arguments, results, until)
         results.seconds = (time.monotonic_ns() - begun) / 1e9
         self._send(seq, results, probe, together)
 
@@ -115,9 +121,7 @@ class PoolJob:
         seq: int,
         function: bytes,
         positions: Sequence[int],
-        message: Message,
-        blobs: range,
-        apart: bool,
+        given: _Apart | _Together,
         results: Results,
         until: int,
     ) -> None:
@@ -129,19 +133,15 @@ class PoolJob:
         words[SINCE] = clock()
         failed = len(results.raised)
         try:
-            call = self._functions.get(function) or self._load(function)
-            arguments: Iterable[Any] = blobs
-            if apart:
-                call = functools.partial(_call_apart, message, call)
-            else:
-                call, arguments = _spread(call, message.load(blobs[0])[0])
+            function_itself = self._functions.get(function) or self._load(function)
+            call, arguments = given.calls(function_itself)
         except BaseException as error:
             for position in positions:
                 self._note(_unreadable(error), position, results, Stage.FETCHING)
             return
         add = results.values.append
         tasks = zip(positions, arguments)
-        position, argument = positions[0], None
+        position = positions[0]
         while True:
             try:
                 for position, argument in tasks:
@@ -153,7 +153,8 @@ class PoolJob:
                     add(call(argument))
                 break
             except BaseException as error:  # and on with the next one
-                self._failed(error, seq, position, results, functools.partial(call, argument))
+                again = functools.partial(given.call_again, function_itself, list(positions).index(position))
+                self._failed(error, seq, position, results, again)
         if results.rest or len(results.raised) > failed:
             left_out = {*results.rest, *results.raised}
             positions = [position for position in positions if position not in left_out]
@@ -248,21 +249,48 @@ class PoolJob:
             self.desk.arena.begin()
 
 
-def _call_apart(message: Message, call: Callable[..., Any], number: int) -> Any:
-    try:
-        row, kwargs = message.load(number)
-    except BaseException as error:
-        raise _unreadable(error) from error
-    return call(*row, **kwargs)
+_Calls = tuple[Callable[[Any], Any], Iterable[Any]]  # a function of one argument, and what to give it, row by row
 
 
-def _spread(call: Callable[..., Any], columns: list[Sequence[Any]]) -> tuple[Callable[[Any], Any], Iterable[Any]]:
-    """The call with one argument, and what to give it, row by row."""
-    if len(columns) == 1:
-        return call, columns[0]
-    if not columns:
-        return lambda _: call(), itertools.repeat(None)
-    return lambda row: call(*row), zip(*columns)
+class _Apart:
+    """Arguments with a pickle for each row: one that cannot be read is its own task's error."""
+
+    def __init__(self, message: Message, blobs: range, keep: bool) -> None:
+        self._message, self._blobs, self._keep = message, blobs, keep
+
+    def calls(self, function: Callable[..., Any]) -> _Calls:
+        return functools.partial(self._call, function), self._blobs
+
+    def call_again(self, function: Callable[..., Any], number: int) -> Any:
+        return self._call(function, self._blobs[number])
+
+    def _call(self, function: Callable[..., Any], blob: int) -> Any:
+        try:
+            row, kwargs = self._message.load(blob, keep=self._keep)
+        except BaseException as error:
+            raise _unreadable(error) from error
+        return function(*row, **kwargs)
+
+
+class _Together:
+    """Arguments with one pickle for all rows, which may have objects in common."""
+
+    def __init__(self, message: Message, blob: int, rows: list[int] | None, keep: bool) -> None:
+        self._message, self._blob, self._rows, self._keep = message, blob, rows, keep
+
+    def calls(self, function: Callable[..., Any]) -> _Calls:
+        columns = self._message.load(self._blob, keep=self._keep)[0]
+        if self._rows is not None:
+            columns = [[column[row] for row in self._rows] for column in columns]
+        if len(columns) == 1:
+            return function, columns[0]
+        if not columns:
+            return lambda _: function(), itertools.repeat(None)
+        return lambda row: function(*row), zip(*columns)
+
+    def call_again(self, function: Callable[..., Any], number: int) -> Any:
+        call, arguments = self.calls(function)
+        return call(next(itertools.islice(arguments, number, None)))
 
 
 def _unreadable(error: BaseException) -> UnreadableTaskError:

@@ -292,7 +292,7 @@ class Manager:
         return rows
 
     def _submit(self, items: list[Item]) -> None:
-        chunk = Chunk(items)
+        chunk = Chunk(items, keep=not self._settings.at_most_once)
         if not chunk.sendable:
             self._settle(chunk, None, {})
             return

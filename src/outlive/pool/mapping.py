@@ -74,6 +74,7 @@ class _Bunch(Item):
     def part(self, start: int, stop: int) -> Item:
         part = _Bunch(self.mapping, self.first + start, self.rows[start:stop])
         part.number = self.number + start
+        part.blobs = {row - start: blob for row, blob in self.blobs.items() if start <= row < stop}
         return part
 
 

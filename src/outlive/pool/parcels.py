@@ -78,15 +78,16 @@ def dumps(value: Any) -> bytes:
     return b"".join(_pickled(value, by_name=False, beside=None))
 
 
-def blob_of(value: Any, *, plain: bool = False) -> Blob:
-    """To a worker. `plain`: it is made of nothing but plain values."""
+def blob_of(value: Any, *, plain: bool = False, keep: bool = False) -> Blob:
+    """To a worker. `plain`: it is made of nothing but plain values. `keep`: it can be sent again, and is then as it was
+    now, whatever the caller does with the value meanwhile."""
     if plain:
         pickled = pickle.dumps(value, 5)
         return Blob([pickled], len(pickled), [])
-    return _blob(value, by_name=False)
+    return _blob(value, by_name=False, keep=keep)
 
 
-def _blob(value: Any, *, by_name: bool) -> Blob:
+def _blob(value: Any, *, by_name: bool, keep: bool = False) -> Blob:
     apart: list[memoryview] = []
 
     def beside(buffer: pickle.PickleBuffer) -> bool:
@@ -97,7 +98,17 @@ def _blob(value: Any, *, by_name: bool) -> Blob:
         return False
 
     pieces = _pickled(value, by_name=by_name, beside=beside, again=apart.clear)
+    if keep:
+        pieces, apart = [_own(piece) for piece in pieces], [_own(buffer) for buffer in apart]
     return Blob(pieces, sum(map(len, pieces)), apart)
+
+
+def _own(memory: Any) -> Any:
+    """The bytes in memory that only this pool has; a copy, unless they can never change."""
+    view = memoryview(memory)
+    if type(view.obj) is bytes:
+        return memory
+    return memoryview(bytes(view) if view.readonly else bytearray(view))
 
 
 def _pickled(value: Any, *, by_name: bool, beside: Any, again: Callable[[], None] = lambda: None) -> list[Any]:
@@ -202,6 +213,9 @@ class Message:
                 apart.append(buffer.toreadonly() if readonly else buffer)
                 at += size
 
-    def load(self, number: int) -> Any:
+    def load(self, number: int, *, keep: bool = False) -> Any:
+        """`keep`: it is as good as new when it is loaded again, whatever was done to what is returned here."""
         at, size, apart = self._blobs[number]
+        if keep:
+            apart = [buffer if buffer.readonly else memoryview(bytearray(buffer)) for buffer in apart]
         return pickle.loads(self._body[at : at + size], buffers=apart)

@@ -26,7 +26,7 @@ class Item:
     Subclasses say what becomes of the outcome.
     """
 
-    __slots__ = ("alone", "apart", "function", "kwargs", "number", "rows", "single")
+    __slots__ = ("alone", "apart", "blobs", "function", "kwargs", "number", "rows", "single")
 
     def __init__(self, function: Any, rows: list[Any], kwargs: dict[str, Any] | None = None) -> None:
         self.function = function
@@ -36,6 +36,7 @@ class Item:
         self.number = -1  # of the first, in the order of submission
         self.alone = False  # not to be put together with others
         self.apart = True  # rows have no object in common, on the other side
+        self.blobs: dict[int, Blob] = {}  # rows that were pickled already: another attempt is given what the first was
 
     def row(self, number: int) -> tuple[Any, ...]:
         return (self.rows[number],) if self.single else self.rows[number]
@@ -88,13 +89,15 @@ class Segment(NamedTuple):
     positions: range | list[int]
     apart: bool  # a pickle (row, kwargs) for each; else one (columns, kwargs) for all
     blobs: list[Blob]
+    rows: list[int] | None = None  # those of the one pickle that are wanted; None: all
 
 
 class Chunk:
     """What is sent at a time. A *position* counts the rows of all its items."""
 
-    def __init__(self, items: Sequence[Item]) -> None:
+    def __init__(self, items: Sequence[Item], *, keep: bool = True) -> None:
         self.items = list(items)
+        self._keep = keep  # it may be sent again
         self.firsts: list[int] = []  # the position of each item's first row
         self.unsendable: dict[int, BaseException] = {}  # by position
         self.size = 0
@@ -131,7 +134,9 @@ class Chunk:
         places = ((item, row) for item in run for row in range(len(item.rows)))
         for position, (item, row) in zip(positions, places):
             try:
-                blobs.append(blob_of((item.row(row), item.kwargs)))
+                if row not in item.blobs:
+                    item.blobs[row] = blob_of((item.row(row), item.kwargs), keep=self._keep)
+                blobs.append(item.blobs[row])
                 live.append(position)
             except Exception as error:  # a lock, a socket, a generator …: that row alone fails
                 self.unsendable[position] = error
@@ -140,7 +145,8 @@ class Chunk:
 
     def _add_whole(self, function: int, positions: range, columns: list[Any], run: list[Item]) -> None:
         try:
-            self._segments.append(Segment(function, positions, False, [blob_of((columns, None))]))
+            blob = blob_of((columns, None), keep=self._keep)
+            self._segments.append(Segment(function, positions, False, [blob]))
         except Exception:
             self._add_apart(function, positions, run)
 
@@ -170,18 +176,21 @@ class Chunk:
         together = not any(item.apart for item in self.items)
         # Sent again, one of them may have killed a worker: how often is counted for as long as they are together.
         hands_back, self._was_sent = not self._was_sent, True
-        head = (list(self._functions), [(s.function, s.positions, s.apart) for s in segments], together, hands_back)
+        told = [(s.function, s.positions, s.apart, s.rows) for s in segments]
+        head = (list(self._functions), told, together, hands_back)
         return parcels.message(head, blobs)
 
     def _part(self, segment: Segment, excluded: frozenset[int], probe: tuple[int, ...] | None) -> Segment:
-        """What is left of a segment, each row by itself."""
-        live = [p for p in segment.positions if p not in excluded and (probe is None or p in probe)]
+        """What is left of a segment. It is not pickled again: the caller may have changed the arguments meanwhile."""
+        rows = [
+            row
+            for row, position in enumerate(segment.positions)
+            if position not in excluded and (probe is None or position in probe)
+        ]
+        live = [segment.positions[row] for row in rows]
         if segment.apart:
-            blobs = [blob for p, blob in zip(segment.positions, segment.blobs) if p in live]
-        else:
-            places = [self.item_at(p) for p in live]
-            blobs = [blob_of((item.row(row), item.kwargs)) for item, row in places]
-        return Segment(segment.function, live, True, blobs)
+            return Segment(segment.function, live, True, [segment.blobs[row] for row in rows])
+        return Segment(segment.function, live, False, segment.blobs, rows)
 
 
 def _runs(items: Sequence[Item]) -> Iterator[list[Item]]:
