@@ -47,8 +47,9 @@ format: setup  ## let ruff fix and format what it can
 # What each target runs. `full` repeats a promise, `alone` needs the machine to itself, `browser` a real browser.
 PYTEST := $(BIN)/python -m pytest --ignore tests/clients
 QUICK := not full and not browser
-# Each process begins with a half of the files, so that what a file sets up is seldom set up twice.
-PARALLEL := -n 2 --dist worksteal
+# One process more than cores, for many tests wait. Each begins with a third of the files, so that what a file sets up
+# is seldom set up twice.
+PARALLEL := -n 3 --dist worksteal
 
 test: setup lint  ## lint, types, every promise once, the wheel (PYTEST_ARGS='-k name' to choose)
 	$(PYTEST) $(PARALLEL) -m "$(QUICK) and not alone" $(PYTEST_ARGS) $(MAY_BE_EMPTY)

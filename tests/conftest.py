@@ -38,8 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.pluginmanager.is_registered(plugin):  # by its entry point, where outlive was installed with it
         config.pluginmanager.register(plugin)
     leaks.adopt_orphans()
-    # Zygotes that the fork server starts have torch already; those of spawn import it, as users' do.
-    multiprocessing.set_forkserver_preload(["torch", "numpy"])
+    # Zygotes that the fork server starts have all this already; those of spawn import it, as users' do.
+    multiprocessing.set_forkserver_preload(["torch", "numpy", "outlive.engines.local.zygote", "outlive.loader.streams"])
     os.environ["OUTLIVE_HOME"] = _journal.name  # of workers and programs, too: they inherit it
     os.environ["OUTLIVE_RUNTIME"] = os.path.join(_journal.name, "runtime")
 
