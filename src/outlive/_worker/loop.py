@@ -70,6 +70,10 @@ class Job(Protocol):
         """Begin another epoch; answers with what a replacement needs of the dataset's own state, b"" for nothing."""
         ...
 
+    def next_epoch(self, place: bytes | None) -> tuple[bytes | None, bytes | None]:
+        """Asked in the trainer: what the epoch after the one left at this place begins with, place or dataset."""
+        ...
+
     def run(self, seq: int, body: memoryview, probe: bool) -> None: ...
 
 

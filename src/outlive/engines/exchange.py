@@ -181,7 +181,8 @@ class Exchange:
         self._epoch, self._epoch_note = epoch, note
         for slot, worker in enumerate(self._workers):
             self._keep_random(slot)
-            self._memories[slot].begin_epoch()
+            kept = self._memories[slot]
+            kept.begin_epoch(*self.job.next_epoch(kept.place))
             if worker is not None and worker.status is None:
                 self._epoch_open.add(slot)
                 worker.channel.send(Kind.EPOCH, epoch, parts=[wire.dump(note)])

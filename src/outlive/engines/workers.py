@@ -94,16 +94,21 @@ class Memory:
         self.random_at_start, self.random_now, self.place = stand.random_at_start, stand.random_now, stand.place
         self.dataset, self.steps, self.iterations = stand.dataset, stand.steps, stand.iterations
 
-    def begin_epoch(self) -> None:
+    def begin_epoch(self, place: bytes | None, dataset: bytes | None) -> None:
+        """`place`, `dataset`: what this epoch begins with, where the end of the one before it told."""
         if self.random_now is not None:
             self.random_at_start = self.random_now
         # Not yet: iter(dataset) may draw before the first batch of this epoch arrives.
-        self.random_now = self.place = self.last_seq = None
+        self.random_now = self.last_seq = None
+        self.place = place
         self.steps = ()
-        self.iterations += 1
+        if place is None and dataset is None:
+            self.iterations += 1
+        else:
+            self.dataset, self.iterations = dataset, 0
         self.places.clear()
         self.random_states.clear()
-        self.begun = Stand()
+        self.begun = Stand(place=place)
 
     def stand_after(self, batch: int, newest: tuple[int, bytes] | None) -> Stand:
         """Where the slot stood after this batch, which had its turn. `newest`: the last random state up to it that a

@@ -23,7 +23,6 @@ from torch.utils.data._utils import worker as torch_worker
 
 from outlive._capture.blackbox import SINCE
 from outlive._fleet.policy import pause_s
-from outlive._transport import wire
 from outlive._worker import failures, threads
 from outlive._worker.loop import Desk, Restored, StreamEnded, TaskFailed
 from outlive.incident import Decision, Failure, Stage
@@ -87,9 +86,8 @@ class LoaderJob:
         if settings.worker_init_fn is not None:
             settings.worker_init_fn(slot)
         if restored.dataset is not None:
-            self.dataset = wire.load(restored.dataset)
+            self.restore_dataset(restored.dataset)
             self._seed_pipe(note.shared_seed)
-            self._set_worker_info(slot, seed)
         note.repeat_calls(self.dataset)
         self.replay_iterations(restored.iterations)
         if restored.random_at_start is not None:
@@ -113,9 +111,16 @@ class LoaderJob:
     def replay_iterations(self, count: int) -> None:
         """Let earlier epochs begin, for what that changes in the dataset."""
 
+    def next_epoch(self, place: bytes | None) -> tuple[bytes | None, bytes | None]:
+        """What the epoch after the one that was left at this place begins with: a place, or the dataset itself."""
+        return place, None
+
     def keep_dataset(self) -> bytes:
         """What a replacement needs of the dataset's own state in a later epoch."""
         return b""
+
+    def restore_dataset(self, kept: bytes) -> None:
+        """Have the dataset that was kept."""
 
     def open(self, restored: Restored) -> None:
         """Be ready for the first task of an epoch, or for the one after `restored.place`."""

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import io
 import logging
-import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,9 +22,9 @@ from typing import Any, NamedTuple
 from outlive._transport import wire
 from outlive._worker import failures
 from outlive._worker.loop import Restored, StreamEnded, TaskFailed
-from outlive.engines import payload
 from outlive.incident import Decision, Failure, Stage
 from outlive.loader import tasks
+from outlive.loader.dataset_keeper import DatasetKeeper
 from outlive.loader.jobs import Again, JobSettings, LoaderJob, is_stateful
 
 log = logging.getLogger("outlive")
@@ -35,25 +33,10 @@ log = logging.getLogger("outlive")
 _SNAPSHOT_EVERY = 20
 
 
-# A dataset larger than this is not kept for the sake of its own state at each epoch of persistent workers.
-_LARGEST_KEPT = 1 << 20
-
-
 _CANNOT_SKIP = (
     "the quarantine file names samples of this stream, and its iterator cannot step over a sample: they are tried. "
     "Give the iterator a method skip(n)"
 )
-
-
-class _PlainPickler(pickle.Pickler):
-    """Refuses what is large, and what would run a user's code: a worker's dataset is in use, not on its way."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        if getattr(obj, "nbytes", 0) > _LARGEST_KEPT:
-            raise OverflowError(f"it holds an array of {obj.nbytes} bytes")
-        if payload.runs_user_code(type(obj), ("__getstate__",)):
-            raise TypeError(f"{type(obj).__name__} has its own way of being pickled")
-        return NotImplemented
 
 
 class Base(NamedTuple):
@@ -86,12 +69,15 @@ class Place(NamedTuple):
     batches: tuple[Run, ...] = ()
     collate_draws: bool = False  # then forwarding must collate, too, or later samples come out otherwise
     dataset: bytes = b""  # the dataset when its stream had ended, for the next epoch of workers that persist
+    ended: bool = False  # the stream has, and the trainer was told
+    can_skip: bool = False  # as long as it had not
 
 
 class StreamJob(LoaderJob):
     def __init__(self, settings: JobSettings) -> None:
         super().__init__(settings)
         self._iterator: Any = None
+        self._keeper: DatasetKeeper | None = None
         self._taken = 0  # samples taken from the iterator, the failed ones too
         self._stepped_over: list[int] = []
         self._ended = False
@@ -116,9 +102,14 @@ class StreamJob(LoaderJob):
 
     def open(self, restored: Restored) -> None:
         self._restored = restored
+        if self.settings.persistent or self.settings.policy.retry_on or self.settings.asks:
+            self._keeper = self._keeper or DatasetKeeper(self.dataset)
         self._ended = self._told_end = False
         self._broken = self._held = None
         place = Place() if restored.place is None else Place(*wire.load(restored.place))
+        if place.ended:
+            self._open_ended(place)
+            return
         base = self._base = Base(*place.base)
         self._stepped_over = list(place.stepped_over)
         self._batches = [Run(*run) for run in place.batches]
@@ -143,6 +134,18 @@ class StreamJob(LoaderJob):
         for count, killers in restored.steps:
             self._step_over(count, killers, restored.random_now)
         self._batch_begun = self._taken
+
+    def _open_ended(self, place: Place) -> None:
+        """Take over from a worker whose stream has ended: there is nothing to deliver before the next epoch."""
+        if place.dataset:
+            self.restore_dataset(place.dataset)
+        elif _is_at_snapshot(place):
+            self._iterator_at(Base(*place.base))
+        else:
+            self.open(replace(self._restored, place=wire.dump(tuple(place._replace(ended=False)))))
+            next(self._iterator, None)  # what a generator does after its last sample
+        self._ended = self._told_end = True
+        self.can_skip = place.can_skip
 
     def _iterator_at(self, base: Base) -> Any:
         return iterator_from(self.dataset, {} if base.snapshot is None else wire.load(base.snapshot))
@@ -177,23 +180,30 @@ class StreamJob(LoaderJob):
         self._forward(count, collate=False)
         self._batches.append(Run(self._taken - begun, 1, random_after or self.desk.randomness.read()))
 
+    def next_epoch(self, place: bytes | None) -> tuple[bytes | None, bytes | None]:
+        return next_epoch(place)
+
     def replay_iterations(self, count: int) -> None:
         for _ in range(count):
             iterator = iter(self.dataset)
             if inspect.isgenerator(iterator):
                 next(iterator, None)  # a generator's body runs only then
 
+    def restore_dataset(self, kept: bytes) -> None:
+        self._keeper = self._keeper or DatasetKeeper(self.dataset)
+        self.dataset = self._keeper.restore(kept)
+        if self.settings.num_workers:  # else this is the trainer's own process
+            self._set_worker_info(self.slot, self.settings.base_seed + self.slot)
+
     def keep_dataset(self) -> bytes:
         """The dataset as it is before iter(), if that is a small matter of plain values."""
-        file = io.BytesIO()
         try:
-            _PlainPickler(file, 5).dump(self.dataset)
+            return b"" if self._keeper is None else self._keeper.keep(self.dataset)
         except Exception as error:
             if not self._told_unkept:
                 log.info("worker %d: the dataset's own state is not kept between epochs: %r", self.slot, error)
             self._told_unkept = True
             return b""
-        return file.getvalue()
 
     def _skip_one(self) -> None:
         self._iterator.skip(1)
@@ -231,8 +241,7 @@ class StreamJob(LoaderJob):
         wanted = task.count if batched else 1
         if self._ended and (not samples or (batched and self.settings.drop_last and self._short(samples, wanted))):
             self._told_end = True
-            if self.settings.persistent:
-                self._note_end()
+            self._note_end()
             raise StreamEnded
         while samples:
             chosen = {p: s for p, s in samples.items() if task.probe is None or p in task.probe}
@@ -337,9 +346,7 @@ class StreamJob(LoaderJob):
     def _back_to_begin(self) -> None:
         """Before a retry: a fresh iterator, brought to where this batch began."""
         if self._fresh:
-            self.dataset = wire.load(self._fresh)
-            if self.settings.num_workers:  # else this is the trainer's own process
-                self._set_worker_info(self.slot, self.settings.base_seed + self.slot)
+            self.restore_dataset(self._fresh)
         place = wire.dump(tuple(self._at_begin))
         restored = self._restored
         if restored.random_at_start is not None:
@@ -374,13 +381,15 @@ class StreamJob(LoaderJob):
             else:
                 self._batches.append(Run(size))
             self._batch_begun = self._taken
-        self._take_snapshot()
+        if not self._ended:  # after its end, a dataset may say that it is at its beginning
+            self._take_snapshot()
         self.desk.place = wire.dump(tuple(self._place()))
 
     def _note_end(self) -> None:
         """What the next epoch begins with, should another worker be the one to begin it."""
         self._take_snapshot(last=True)
-        self.desk.place = wire.dump(tuple(self._place()._replace(dataset=self.keep_dataset())))
+        kept = self.keep_dataset() if self.settings.persistent else b""
+        self.desk.place = wire.dump(tuple(self._place()._replace(dataset=kept, ended=True, can_skip=self.can_skip)))
 
     def _place(self) -> Place:
         return Place(self._taken, tuple(self._stepped_over), self._base, tuple(self._batches), self._collate_draws)
@@ -434,11 +443,16 @@ def next_epoch(place: bytes | None) -> tuple[bytes | None, bytes | None]:
     ended = Place(*wire.load(place))
     if ended.dataset:
         return None, ended.dataset
-    base = Base(*ended.base)
-    if base.snapshot is None or base.taken != ended.taken or ended.batches:
+    snapshot = Base(*ended.base).snapshot
+    if snapshot is None or not _is_at_snapshot(ended):
         return None, None
-    told = {name: state for name, state in wire.load(base.snapshot).items() if name != "iterator"}
+    told = {name: state for name, state in wire.load(snapshot).items() if name != "iterator"}
     return (wire.dump(tuple(Place(base=Base(0, wire.dump(told))))) if told else None), None
+
+
+def _is_at_snapshot(place: Place) -> bool:
+    base = Base(*place.base)
+    return base.snapshot is not None and base.taken == place.taken and not place.batches
 
 
 def _gather(samples: dict[int, Any], batched: bool) -> Callable[[Sequence[int]], Any]:

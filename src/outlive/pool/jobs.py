@@ -100,6 +100,9 @@ class PoolJob:
     def begin_epoch(self, note: Any) -> bytes:
         return b""
 
+    def next_epoch(self, place: bytes | None) -> tuple[bytes | None, bytes | None]:
+        return None, None
+
     def run(self, seq: int, body: memoryview, probe: bool) -> None:
         message = Message(body)
         functions, segments, together, hands_back = message.head
