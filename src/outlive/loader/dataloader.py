@@ -166,6 +166,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             generator,
             **{name: value for name, value in options.items() if name in _TORCH_TAKES},
         )
+        self._bookmark.know_samplers(self)
         if journal_position is not None:
             self._bookmark.file = PositionFile(journal_position, journal_every)
             if journal_resume:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import random
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,11 +23,13 @@ from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
 
+from outlive import errors
 from outlive.loader.jobs import is_stateful
 
 _OF_TORCH = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
@@ -62,7 +66,7 @@ def can_be_begun_again(loader: Any) -> bool:
     """Whether the sampler draws the same once more from the same random state, whatever happens meanwhile."""
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
         return True  # there is nothing to draw
-    return type(loader.batch_sampler) in (type(None), BatchSampler) and type(loader.sampler) in _OF_TORCH
+    return type(_sampler_of(loader)) in _OF_TORCH
 
 
 def iterator_of(loader: Any, made: Any, after: dict[str, Any] | None = None) -> Any:
@@ -82,18 +86,84 @@ def iterator_of(loader: Any, made: Any, after: dict[str, Any] | None = None) -> 
 
 
 def _sampler_of(loader: Any) -> Any:
-    return loader.sampler if type(loader.batch_sampler) in (type(None), BatchSampler) else loader.batch_sampler
+    """The sampler that decides: beside a batch sampler, torch gives a loader another one, which nobody asks."""
+    sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    while type(sampler) is BatchSampler:
+        sampler = sampler.sampler
+    return sampler
 
 
-def generators_of(loader: Any) -> dict[str, torch.Generator]:
-    """The generators that a pass may draw from, each once."""
-    found: dict[str, torch.Generator] = {}
-    batches = getattr(loader, "batch_sampler", None)
-    for name, holder in (("loader", loader), ("sampler", loader.sampler), ("batch_sampler", batches)):
-        generator = getattr(holder, "generator", None)
-        if isinstance(generator, torch.Generator) and not any(generator is known for known in found.values()):
-            found[name] = generator
+def _samplers_of(loader: Any) -> Iterator[tuple[str, Any]]:
+    """Those of a loader, and those in their attributes, to any depth; each once, with its path."""
+    waiting = [("sampler", loader.sampler), ("batch_sampler", getattr(loader, "batch_sampler", None))]
+    seen: list[Any] = []
+    while waiting:
+        path, sampler = waiting.pop(0)
+        if sampler is None or any(sampler is known for known in seen):
+            continue
+        seen.append(sampler)
+        yield path, sampler
+        for name, value in _attributes_of(sampler):
+            if isinstance(value, Sampler) or (name.endswith("sampler") and hasattr(value, "__iter__")):
+                waiting.append((f"{path}.{name}", value))
+
+
+def _attributes_of(sampler: Any) -> list[tuple[str, Any]]:
+    try:
+        return list(vars(sampler).items())
+    except TypeError:
+        return []  # a list of indices, a range
+
+
+def generators_of(loader: Any) -> dict[str, Any]:
+    """The random generators that a pass may draw from, each once: torch's, NumPy's and Python's."""
+    found: dict[str, Any] = {}
+    numpy = sys.modules.get("numpy")
+    of_numpy = () if numpy is None else (numpy.random.Generator, numpy.random.RandomState)
+    held = [("loader", getattr(loader, "generator", None))]
+    for path, sampler in _samplers_of(loader):
+        held += [(path if name == "generator" else f"{path}.{name}", value) for name, value in _attributes_of(sampler)]
+    for name, value in held:
+        is_known = any(value is known for known in found.values())
+        if isinstance(value, (torch.Generator, random.Random, *of_numpy)) and not is_known:
+            found[name] = value
     return found
+
+
+def counters_of(loader: Any) -> dict[str, Any]:
+    """Plain values in the attributes of samplers that do not tell their state themselves: counts of epochs, flags."""
+    found = {}
+    for path, sampler in _samplers_of(loader):
+        if type(sampler) in (*_OF_TORCH, BatchSampler) or is_stateful(sampler):
+            continue
+        for name, value in _attributes_of(sampler):
+            if type(value) in (bool, int, float, str, type(None)) and not (
+                name == "epoch" and hasattr(sampler, "set_epoch")  # which the trainer says
+            ):
+                found[f"{path}.{name}"] = value
+    return found
+
+
+def set_counters(loader: Any, told: dict[str, Any]) -> None:
+    samplers = dict(_samplers_of(loader))
+    for name, value in told.items():
+        path, _, attribute = name.rpartition(".")
+        if path in samplers:
+            setattr(samplers[path], attribute, value)
+
+
+def check_can_be_told(loader: Any) -> None:
+    """Raise PositionError where a sampler keeps what no state can say."""
+    for path, sampler in _samplers_of(loader):
+        if is_stateful(sampler):
+            continue
+        for name, value in _attributes_of(sampler):
+            if isinstance(value, Iterator) and not is_stateful(value):
+                kind = type(sampler).__name__
+                raise errors.PositionError(
+                    f"{path} ({kind}) keeps an iterator in its attribute {name!r}, whose place cannot be saved. "
+                    f"Give {kind} the methods state_dict() and load_state_dict()"
+                )
 
 
 def tell_sampler(loader: Any) -> dict[str, Any]:

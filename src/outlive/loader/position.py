@@ -65,12 +65,51 @@ def _whole(dense: bytes) -> bytes:
     return dense[1:start] + bytes(wide) + dense[start + size :]
 
 
-def of_generator(generator: torch.Generator) -> str:
-    return to_text(_dense(generator.get_state().numpy().tobytes()))
+def of_generator(generator: Any) -> Any:
+    """The state of a random generator of torch, Python or NumPy."""
+    if isinstance(generator, torch.Generator):
+        return to_text(_dense(generator.get_state().numpy().tobytes()))
+    if isinstance(generator, random.Random):
+        version, internal, gauss = generator.getstate()
+        return {"python": [version, list(internal), gauss]}
+    if hasattr(generator, "bit_generator"):
+        return {"numpy": _without_arrays(generator.bit_generator.state)}
+    return {"numpy": _without_arrays(generator.get_state(legacy=False))}
 
 
-def set_generator(generator: torch.Generator, told: str) -> None:
-    generator.set_state(torch.frombuffer(bytearray(_whole(to_bytes(told))), dtype=torch.uint8))
+def set_generator(generator: Any, told: Any) -> None:
+    """Set a random generator to a state. One that is of another kind by now keeps its own."""
+    if isinstance(generator, torch.Generator):
+        if isinstance(told, str):
+            generator.set_state(torch.frombuffer(bytearray(_whole(to_bytes(told))), dtype=torch.uint8))
+    elif isinstance(generator, random.Random):
+        if "python" in told:
+            version, internal, gauss = told["python"]
+            generator.setstate((version, tuple(internal), gauss))
+    elif "numpy" in told:
+        state = _with_arrays(told["numpy"])
+        if hasattr(generator, "bit_generator"):
+            generator.bit_generator.state = state
+        else:
+            generator.set_state(state)
+
+
+def _without_arrays(state: Any) -> Any:
+    if isinstance(state, Mapping):
+        return {key: _without_arrays(value) for key, value in state.items()}
+    if hasattr(state, "dtype"):
+        return {"array": state.tolist(), "dtype": str(state.dtype)} if state.ndim else state.item()
+    return state
+
+
+def _with_arrays(state: Any) -> Any:
+    import numpy
+
+    if not isinstance(state, Mapping):
+        return state
+    if "array" in state:
+        return numpy.array(state["array"], dtype=state["dtype"])
+    return {key: _with_arrays(value) for key, value in state.items()}
 
 
 # ---------------------------------------------------------------- random states

@@ -37,9 +37,11 @@ class Begun(NamedTuple):
 
     random: bytes
     generators: dict[str, Any]  # by name, their states
+    counters: dict[str, Any]  # of samplers, by name, as far as they have changed
 
     def told(self) -> dict[str, Any]:
-        return {"random": position.of_random(self.random), "generators": self.generators}
+        random = position.of_random(self.random)
+        return {"random": random, "generators": self.generators, "counters": self.counters}
 
 
 class Planned(NamedTuple):
@@ -64,6 +66,7 @@ class Bookmark:
         self._mark: object = None
         self._kept: dict[str, Any] | None = None
         self._teller = position.LedgerTeller()
+        self._counters: dict[str, Any] = {}  # of samplers, as they were at first
         self._randomness: Randomness | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -74,6 +77,10 @@ class Bookmark:
         if self._randomness is None:
             self._randomness = Randomness()
         return self._randomness
+
+    def know_samplers(self, loader: Any) -> None:
+        """Once the loader has its samplers, and has not asked them yet."""
+        self._counters = drawing.counters_of(loader)
 
     # ------------------------------------------------------------ a pass
 
@@ -104,8 +111,7 @@ class Bookmark:
                 drawing.restore_sampler(parts, told["sampler"])
             if not is_set:
                 self._set(told)
-        generators = drawing.generators_of(parts)
-        begun = Begun(self.randomness.read(), {name: position.of_generator(g) for name, g in generators.items()})
+        begun = Begun(self.randomness.read(), self._generators(), self._changed_counters())
         self._kept = None
         self._latest = weakref.ref(iterator) if hasattr(iterator, "_engine") else lambda: iterator
         self._mark = iterator._mark = object()
@@ -152,6 +158,7 @@ class Bookmark:
     def _state(self, iterator: Any, given: bool) -> dict[str, Any]:
         """`given`: the batch in hand counts as delivered."""
         parts, ledger = self.parts, self.ledger
+        drawing.check_can_be_told(parts)
         middle = iterator.position(given) if iterator is not None else self._kept
         counts = iterator.counts() if iterator is not None else {}
         state = {**position.heading(parts), "ledger": self._teller.tell(ledger, counts)}
@@ -159,19 +166,28 @@ class Bookmark:
         state["batches"] = state["ledger"]["delivered"]
         if middle is not None and "random" in middle:
             return {**state, "epoch": ledger.epoch, "begun": middle}
-        generators = drawing.generators_of(parts)
         state |= {
             "epoch": ledger.epoch + 1,
             "random": position.of_random(self.randomness.read()),
-            "generators": {name: position.of_generator(g) for name, g in generators.items()},
+            "generators": self._generators(),
+            "counters": self._changed_counters(),
             "sampler": drawing.tell_sampler(parts),
         }
         return state | (middle or {})
 
     def middle(self, begun: Begun) -> dict[str, Any]:
         """What every position in the middle of a pass has."""
-        now = {name: position.of_generator(g) for name, g in drawing.generators_of(self.parts).items()}
-        return {**begun.told(), "generators_now": now}
+        now = {"generators_now": self._generators(), "counters_now": self._changed_counters()}
+        return {**begun.told(), **now}
+
+    def _generators(self) -> dict[str, Any]:
+        return {name: position.of_generator(g) for name, g in drawing.generators_of(self.parts).items()}
+
+    def _changed_counters(self) -> dict[str, Any]:
+        """Those that are not as they were when the loader was made: the rest is how the user has made the sampler."""
+        unknown = object()
+        now = drawing.counters_of(self.parts)
+        return {name: value for name, value in now.items() if self._counters.get(name, unknown) != value}
 
     # ------------------------------------------------------------ taking up
 
@@ -203,7 +219,7 @@ class Bookmark:
             self.resumed = None
         self.pending = None
         if middle is not None:
-            self._set_generators(middle["generators_now"])
+            self._set_generators(middle["generators_now"], middle.get("counters_now", {}))
             now = middle.get("random_now") if not loader.num_workers else None
             self.randomness.set(before if now is None else position.to_random(now))
         elif loader.num_workers and position.of_random(before) != state["random"]:
@@ -212,13 +228,14 @@ class Bookmark:
 
     def _set(self, told: dict[str, Any]) -> None:
         self.randomness.set(position.to_random(told["random"]))
-        self._set_generators(told["generators"])
+        self._set_generators(told["generators"], told.get("counters", {}))
 
-    def _set_generators(self, told: dict[str, str]) -> None:
+    def _set_generators(self, told: dict[str, Any], counters: dict[str, Any]) -> None:
         generators = drawing.generators_of(self.parts)
         for name, state in told.items():
             if name in generators:
                 position.set_generator(generators[name], state)
+        drawing.set_counters(self.parts, counters)
 
 
 # ---------------------------------------------------------------- passes with workers
