@@ -71,6 +71,7 @@ def test_garbage_is_looked_for_rarely_while_it_imports_and_as_ever_afterwards(tm
     assert at_work == USUAL
 
 
+@pytest.mark.full
 def test_garbage_is_looked_for_as_ever_in_a_worker_of_the_portable_layer(tmp_path: Path) -> None:
     while_importing, at_work = thresholds(tmp_path, "spawn", OUTLIVE_SYSTEM="portable")
 

@@ -40,7 +40,9 @@ CORE: dict[str, Arguments] = {
 }
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "num_workers", [0, pytest.param(1, marks=pytest.mark.full), 2, pytest.param(3, marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("arguments", CORE.values(), ids=CORE)
 def test_batches_are_torchs_for_any_number_of_workers(arguments, num_workers):
     """With the same seed: the same batches, order, number, warnings, and random state of the trainer."""

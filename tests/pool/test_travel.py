@@ -195,7 +195,7 @@ def set_all(value: Any, number: int) -> None:
         (value if value.flags.writeable else value.base)[...] = number
 
 
-@pytest.mark.parametrize("how", ["submit", "map", "chunks"])
+@pytest.mark.parametrize("how", ["submit", pytest.param("map", marks=pytest.mark.full), "chunks"])
 @pytest.mark.parametrize("kind", [kind for kind in ARGUMENTS if not kind.startswith("read-only")])
 def test_a_task_that_is_tried_again_gets_its_arguments_as_they_were(kind, how, tmp_path):
     """The first attempt changed them, then raised what the policy retries."""
@@ -221,7 +221,7 @@ def test_a_task_that_is_tried_again_gets_its_arguments_as_they_were(kind, how, t
     assert task_functions.count_starts(tmp_path) == dict.fromkeys(range(3), 3)
 
 
-@pytest.mark.parametrize("how", ["submit", "map", "chunks"])
+@pytest.mark.parametrize("how", ["submit", pytest.param("map", marks=pytest.mark.full), "chunks"])
 @pytest.mark.parametrize("kind", ARGUMENTS)
 def test_a_task_that_killed_its_worker_gets_its_arguments_as_they_were(kind, how, tmp_path):
     """The caller has changed them since, as a loop does that fills one buffer after the other."""
