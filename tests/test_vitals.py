@@ -98,3 +98,26 @@ def test_a_process_that_is_gone_is_looked_at_without_harm(growing):
 
     assert seen.samples(2.0) == ()
     assert vitals.own_bytes(growing.pid) is None
+
+
+@pytest.mark.parametrize(
+    ("costs_s", "rest_s"),
+    [
+        pytest.param([0.001, 3.0, 0.001], 1.0, id="one look that seemed dear"),
+        pytest.param([0.001, 3.0, 3.0], 600.0, id="two in a row"),
+    ],
+)
+def test_the_rest_after_a_dear_look_goes_by_the_cheaper_of_two(growing, monkeypatch, costs_s, rest_s):
+    """A host that takes the processor away for seconds leaves no leak unseen for minutes."""
+    spent = list(itertools.accumulate(itertools.chain.from_iterable((0.0, cost) for cost in costs_s)))
+    seen = Vitals(growing.pid)
+    with monkeypatch.context() as clock:
+        clock.setattr(vitals.time, "thread_time", iter(spent).__next__)
+        for at in (100.0, 110.0, 120.0):
+            assert seen.look(at)
+
+    seen.look(120.0 + rest_s - 0.5)
+    seen.look(120.0 + rest_s + 0.5)
+
+    known = [sample.private_bytes is not None for sample in seen.kept]
+    assert known == [True, True, True, False, True] if rest_s > 1 else [True, True, True, True]

@@ -24,6 +24,7 @@ _MOST_SAMPLES = 240
 _LEAST_SLOPE_S = 5.0
 _SHARED = re.compile(rb"^RssShmem:\s*(\d+)", re.M)
 REST_PER_DEAR_LOOK = 200  # times as long as a dear look took, before the next one; twice that in large fleets
+_FIRST_LOOK_S = 0.02  # what the look before the first one is said to have taken
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
@@ -50,6 +51,7 @@ class Vitals:
         self._looks = 0
         self._next = born + (_CHILDHOOD_S if born else 0.0)
         self._next_private = 0.0
+        self._dear_look_s = _FIRST_LOOK_S
         self.descriptors: int | None = None
         self.threads: int | None = None
         self._resident_bytes = 0
@@ -87,8 +89,12 @@ class Vitals:
             return None, None
         begun = time.thread_time()  # not the clock: on a busy machine that counts what others do
         private, cells = own_bytes(self._pid), shared_bytes(self._pid)
+        took = time.thread_time() - begun
+        # The lesser of two looks in a row. A virtual machine counts time that its host took as time of the thread: one
+        # look that "took" a second must not leave a leak unseen for minutes.
+        cost, self._dear_look_s = min(took, self._dear_look_s), took
         rest = REST_PER_DEAR_LOOK * min(2.0, max(1.0, workers / _AT_ONCE))
-        self._next_private = now + rest * workers * (time.thread_time() - begun)
+        self._next_private = now + rest * workers * cost
         if private is not None:
             self._known = (private + (cells or 0), self._resident_bytes)
             if self._box is not None:
