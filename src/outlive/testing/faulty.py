@@ -22,11 +22,11 @@ from torch.utils.data import Dataset, IterableDataset, default_collate, default_
 from outlive._forensics.ledger import StreamIndex, key_of
 from outlive.testing.faults import MOMENTS, Fault
 
-_OWN = frozenset({"_hf_dataset", "_hf_garden", "_hf_home", "_hf_hooked", "_hf_watch"})
+_OWN = frozenset({"_faulty_dataset", "_faulty_plan", "_faulty_home", "_faulty_hooked", "_faulty_watch"})
 
 
 class Watch(Protocol):
-    """Somebody who wants to know; `outlive chaos` does."""
+    """Hears of faults that fire and samples that arrive; `outlive chaos` passes one in."""
 
     def fired(self, fault: Fault, key: Any, moment: str) -> None: ...
     def went_on(self) -> None: ...
@@ -58,17 +58,17 @@ class Faulty(Dataset[Any]):
         self, dataset: Any, faults: Any, *, watch: Watch | None = None, everywhere: Sequence[Fault] = ()
     ) -> None:
         vars(self).update(
-            _hf_dataset=dataset,
-            _hf_garden=Garden(faults, everywhere),
-            _hf_home=os.getpid(),
-            _hf_hooked=False,
-            _hf_watch=watch,
+            _faulty_dataset=dataset,
+            _faulty_plan=PlantedFaults(faults, everywhere),
+            _faulty_home=os.getpid(),
+            _faulty_hooked=False,
+            _faulty_watch=watch,
         )
 
     @property
     def original(self) -> Any:
         """The dataset without faults."""
-        return vars(self)["_hf_dataset"]
+        return vars(self)["_faulty_dataset"]
 
     def hooks(
         self,
@@ -81,17 +81,17 @@ class Faulty(Dataset[Any]):
 
         `collate_fn` and `worker_init_fn` are yours; `batched=False` goes with `batch_size=None`.
         """
-        vars(self)["_hf_hooked"] = True
+        vars(self)["_faulty_hooked"] = True
         collate = collate_fn or (default_collate if batched else default_convert)
         return {"collate_fn": _Collate(self, collate, batched), "worker_init_fn": _Begin(self, worker_init_fn)}
 
     def __getattr__(self, name: str) -> Any:
-        if name in _OWN or "_hf_dataset" not in vars(self):
+        if name in _OWN or "_faulty_dataset" not in vars(self):
             raise AttributeError(name)  # while it is unpickled
         if name.startswith("__") and name.endswith("__") and name != "__getitems__":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         theirs = getattr(self.original, name)
-        return self._hf_many if name == "__getitems__" and theirs else theirs
+        return self._faulty_many if name == "__getitems__" and theirs else theirs
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.original, name, value)
@@ -103,65 +103,65 @@ class Faulty(Dataset[Any]):
         vars(self).update(state)
 
     def __repr__(self) -> str:
-        return f"Faulty({self.original!r}, {vars(self)['_hf_garden']})"
+        return f"Faulty({self.original!r}, {vars(self)['_faulty_plan']})"
 
     # ------------------------------------------------------------ firing
 
-    def _hf_fire(self, key: Any, moment: str) -> list[Any]:
-        """Fire what is due; what faults gave back."""
+    def _faulty_fire(self, key: Any, moment: str) -> list[Any]:
+        """Fire the faults that are due, and return what they returned."""
         state = vars(self)
-        luggage = []
-        for fault in state["_hf_garden"].at(key, moment):
+        results = []
+        for fault in state["_faulty_plan"].at(key, moment):
             due = fault.due(" ".join(f"{moment} {key!r}".split()))
             if due is None:
                 continue
-            if due.plain.deadly and os.getpid() == state["_hf_home"]:
+            if due.plain.deadly and os.getpid() == state["_faulty_home"]:
                 raise RuntimeError(f"{due!r} would end this process: use a loader with num_workers=1 or more")
-            watch = state["_hf_watch"]
+            watch = state["_faulty_watch"]
             if watch is not None:
                 watch.fired(due, key, moment)
-            luggage.append(due())
-        return luggage
+            results.append(due())
+        return results
 
-    def _hf_fetch(self, key: Any, fetch: Callable[[], Any]) -> Any:
+    def _faulty_fetch(self, key: Any, fetch: Callable[[], Any]) -> Any:
         state = vars(self)
-        if state["_hf_watch"] is not None:
-            state["_hf_watch"].went_on()
-        self._hf_fire(key, "fetch")
-        return self._hf_borne(key, fetch())
+        if state["_faulty_watch"] is not None:
+            state["_faulty_watch"].went_on()
+        self._faulty_fire(key, "fetch")
+        return self._faulty_borne(key, fetch())
 
-    def _hf_borne(self, key: Any, sample: Any) -> Any:
-        """The sample, with its name where somebody after us needs it."""
+    def _faulty_borne(self, key: Any, sample: Any) -> Any:
+        """Return the sample, with its key where a later fault needs it."""
         state = vars(self)
-        later = state["_hf_garden"].has_later(key)
-        if later and not state["_hf_hooked"]:
+        later = state["_faulty_plan"].has_later(key)
+        if later and not state["_faulty_hooked"]:
             raise RuntimeError(
                 f'a fault at "collate" or "send" is planted at sample {key!r}, and the loader would not reach it; '
                 "use DataLoader(faulty, …, **faulty.hooks())"
             )
-        if state["_hf_hooked"] and (later or state["_hf_watch"] is not None):
+        if state["_faulty_hooked"] and (later or state["_faulty_watch"] is not None):
             return _Bearer(key, sample)
         return sample
 
-    def _hf_many(self, indices: Sequence[Any]) -> Any:
+    def _faulty_many(self, indices: Sequence[Any]) -> Any:
         """`__getitems__`, where the dataset has it."""
         keys = [key_of(index) for index in indices]
         state = vars(self)
-        if state["_hf_watch"] is not None:
-            state["_hf_watch"].went_on()
+        if state["_faulty_watch"] is not None:
+            state["_faulty_watch"].went_on()
         for key in keys:
-            self._hf_fire(key, "fetch")
+            self._faulty_fire(key, "fetch")
         samples = self.original.__getitems__(indices)
         if not hasattr(samples, "__len__") or len(samples) != len(keys):
             return samples
-        return [self._hf_borne(key, sample) for key, sample in zip(keys, samples, strict=True)]
+        return [self._faulty_borne(key, sample) for key, sample in zip(keys, samples, strict=True)]
 
 
 class FaultyMap(Faulty):
     """A map-style dataset."""
 
     def __getitem__(self, index: Any) -> Any:
-        return self._hf_fetch(key_of(index), lambda: self.original[index])
+        return self._faulty_fetch(key_of(index), lambda: self.original[index])
 
 
 class FaultyStream(Faulty, IterableDataset[Any]):
@@ -197,7 +197,7 @@ class _Stream:
         # First the sample: a fault that only raises has then cost this one, and not put the next in its place.
         sample = next(self._iterator)
         number, self._taken = self._taken, self._taken + 1
-        return self._faulty._hf_fetch(StreamIndex(self._worker, number), lambda: sample)
+        return self._faulty._faulty_fetch(StreamIndex(self._worker, number), lambda: sample)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -240,7 +240,7 @@ class _Collate:
         borne = [sample for sample in samples if isinstance(sample, _Bearer)]
         bare = [sample.sample if isinstance(sample, _Bearer) else sample for sample in samples]
         for one in borne:
-            faulty._hf_fire(one.key, "collate")
+            faulty._faulty_fire(one.key, "collate")
         batch = self._collate(bare if samples is data else bare[0])
         if not borne or get_worker_info() is None:
             return batch  # in the trainer's own process nothing is sent
@@ -254,12 +254,12 @@ class _Parcel:
         self._faulty, self._keys, self._batch = faulty, keys, batch
 
     def __reduce__(self) -> Any:
-        luggage = [thing for key in self._keys for thing in self._faulty._hf_fire(key, "send") if thing is not None]
-        watch = vars(self._faulty)["_hf_watch"]
-        return _unpack, (self._batch, watch, self._keys if watch is not None else [], luggage)
+        results = [thing for key in self._keys for thing in self._faulty._faulty_fire(key, "send") if thing is not None]
+        watch = vars(self._faulty)["_faulty_watch"]
+        return _unpack, (self._batch, watch, self._keys if watch is not None else [], results)
 
 
-def _unpack(batch: Any, watch: Watch | None, keys: list[Any], luggage: list[Any]) -> Any:
+def _unpack(batch: Any, watch: Watch | None, keys: list[Any], results: list[Any]) -> Any:
     if watch is not None:
         watch.received(keys)
     return batch
@@ -270,7 +270,7 @@ class _Begin:
         self._faulty, self._theirs = faulty, theirs
 
     def __call__(self, worker: int) -> None:
-        self._faulty._hf_fire(worker, "start")
+        self._faulty._faulty_fire(worker, "start")
         if self._theirs is not None:
             self._theirs(worker)
 
@@ -278,8 +278,8 @@ class _Begin:
 # ---------------------------------------------------------------- what is planted where
 
 
-class Garden:
-    """Which faults stand at which samples."""
+class PlantedFaults:
+    """The faults of each sample."""
 
     def __init__(self, faults: Any, everywhere: Sequence[Fault] = ()) -> None:
         self._by_key: dict[Any, tuple[Fault, ...]] = {}
