@@ -75,17 +75,32 @@ def test_the_first_error_is_torchs_when_worker_init_fn_raises(dataset):
     assert first_error(OURS) == first_error(TORCH)
 
 
-def test_an_error_of_the_sampler_is_torchs():
-    """It is raised where torch raises it. The batch that torch loses by it comes with the next call."""
-    arguments = {"batch_size": 2, "num_workers": 2}
+@pytest.mark.parametrize("in_order", [True, False])
+def test_batches_come_before_the_error_when_a_sampler_raises(in_order):
+    """What the sampler gave before it raised is delivered first, as with num_workers=0. Torch loses it."""
+    arguments = {"batch_size": 2, "num_workers": 2, "in_order": in_order}
     ours = run(OURS, lambda: {"dataset": inputs.Noisy(), "sampler": inputs.FailingSampler(14), **arguments})
-    theirs = run(TORCH, lambda: {"dataset": inputs.Noisy(), "sampler": inputs.FailingSampler(14), **arguments})
     healthy = run(TORCH, lambda: {"dataset": inputs.Noisy(), "sampler": list(range(14)), **arguments})
+    inline = run(TORCH, lambda: {"dataset": inputs.Noisy(), "sampler": inputs.FailingSampler(14), "batch_size": 2})
 
     steps = ours.epochs[0]
-    at = next(n for n, step in enumerate(steps) if isinstance(step, Raised))
+    assert isinstance(steps[-1], Raised)
+    assert steps[-1] == inline.epochs[0][-1]
+    if in_order:
+        assert differences(steps[:-1], healthy.epochs[0]) == []
+    assert len(steps) == 8
+
+
+def test_an_epoch_goes_on_when_a_sampler_can_go_on_after_its_error():
+    """The error takes the place of what the sampler did not give; the next call draws again."""
+    arguments = {"batch_size": None, "num_workers": 2}
+    ours = run(OURS, lambda: {"dataset": inputs.Noisy(), "sampler": inputs.StumblingSampler(9, {4, 5}), **arguments})
+    healthy = run(TORCH, lambda: {"dataset": inputs.Noisy(), "sampler": [0, 1, 2, 3, 6, 7, 8], **arguments})
+
+    steps = ours.epochs[0]
+    assert [step.text for step in steps if isinstance(step, Raised)] == ["nothing at 4", "nothing at 5"]
+    assert [isinstance(step, Raised) for step in steps] == [False] * 4 + [True] * 2 + [False] * 3
     assert differences(ours.delivered, healthy.delivered) == []
-    assert differences([*steps[: at + 1], *steps[at + 2 :]], theirs.epochs[0]) == []
 
 
 def patiently(iterator):

@@ -39,7 +39,7 @@ from loader_inputs.map_datasets import (
     refuse_to_start,
     with_noise,
 )
-from loader_inputs.samplers import Batches, FailingSampler, FreshGenerator, Reversed, generator
+from loader_inputs.samplers import Batches, FailingSampler, FreshGenerator, Reversed, StumblingSampler, generator
 from loader_inputs.streams import (
     FailingGenerator,
     FailingIterator,
@@ -102,6 +102,7 @@ __all__ = [
     "StatefulStream",
     "Stream",
     "StreamIterator",
+    "StumblingSampler",
     "as_is",
     "as_list",
     "as_point",

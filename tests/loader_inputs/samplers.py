@@ -65,3 +65,21 @@ class FailingSampler:
     def __iter__(self) -> Iterator[int]:
         yield from range(self.size)
         raise OSError("the list of files has ended early")
+
+
+class StumblingSampler:
+    """An iterator that raises instead of some indices, and can go on."""
+
+    def __init__(self, size: int, without: set[int]) -> None:
+        self.size, self.without, self.at = size, without, -1
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        self.at += 1
+        if self.at >= self.size:
+            raise StopIteration
+        if self.at in self.without:
+            raise OSError(f"nothing at {self.at}")
+        return self.at

@@ -2,7 +2,8 @@
 
 Reads   the sampler; how many batches each slot has.
 Writes  tasks to the runner.
-Never   loses an index that was drawn: an interrupt in between is known, and said.
+Never   loses an index that was drawn: an interrupt in between is known, and said; a sampler's error waits until the
+        batches drawn before it were delivered.
 """
 
 from __future__ import annotations
@@ -34,16 +35,23 @@ class HandsOut:
     _stream: bool
     _send_idx: int
     _owed: int
+    _sampler_error: Exception | None = None
 
     def _draw_owed(self) -> None:
         """Draw as many indices as batches were booked; an interrupted one is drawn with the next call."""
-        while self._owed:
-            try:
-                self._try_put_index()
-            except Exception:
-                self._owed -= 1
-                raise
+        while self._owed and self._sampler_error is None:
+            self._try_put_index()
             self._owed -= 1
+
+    def _raise_sampler_error(self) -> None:
+        """Raise what the sampler raised, once. The next call draws again, as with num_workers=0."""
+        error, self._sampler_error = self._sampler_error, None
+        if error is None:
+            return
+        try:
+            raise error
+        finally:
+            del error  # its traceback leads here: a cycle would keep the iterator
 
     def _try_put_index(self) -> None:
         # Until the machine knows of it: an interrupt in between would lose this index, and one inside a sampler that
@@ -60,9 +68,10 @@ class HandsOut:
                 self._runner.torn = False
                 track.exhausted = True
                 return
-            except Exception:
+            except Exception as error:
                 self._runner.torn = False
-                raise
+                self._sampler_error = error
+                return
             track.drawn += 1
         if planned is None or planned.slot is None:
             slot = self._choose_slot()

@@ -177,11 +177,14 @@ class SupervisedIterator(HandsOut, torch_loader._MultiProcessingDataLoaderIter):
             self._runner.tell(r.EpochBegan(self._ledger.epoch))
             while not self._engine.epoch_begun and self._runner.given_up is None:
                 self._wait()
+        self._sampler_error = None
         if track.resumed is not None:
             resuming.go_on(self, track.resumed)
-            return
-        self._owed = self._prefetch_factor * self._machine.crew.wanted
-        self._draw_owed()
+        else:
+            self._owed = self._prefetch_factor * self._machine.crew.wanted
+            self._draw_owed()
+        if not self._outstanding:
+            self._raise_sampler_error()
 
     def position(self, given: bool = False) -> dict[str, Any]:
         """Where this pass is, as `state_dict()` has it; `given`: the batch in hand counts as delivered."""
@@ -343,7 +346,13 @@ class SupervisedIterator(HandsOut, torch_loader._MultiProcessingDataLoaderIter):
                 problem, runner.problem = runner.problem, None
                 raise problem
             if not self._outstanding:
-                return None
+                self._raise_sampler_error()
+                if not self._shutdown:
+                    self._draw_owed()
+            if not self._outstanding:
+                if self._sampler_error is None:
+                    return None
+                continue
             if self._in_order:
                 if self._rcvd_idx in runner.concluded:
                     return self._rcvd_idx
