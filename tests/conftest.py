@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
@@ -37,6 +38,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not config.pluginmanager.is_registered(plugin):  # by its entry point, where outlive was installed with it
         config.pluginmanager.register(plugin)
+    # A shell starts background jobs with these ignored. The programs that tests start would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     leaks.adopt_orphans()
     # Zygotes that the fork server starts have all this already; those of spawn import it, as users' do.
     multiprocessing.set_forkserver_preload(["torch", "numpy", "outlive.engines.local.zygote", "outlive.loader.streams"])

@@ -8,6 +8,7 @@ test_kill_rules.py.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ NEED_RECORDER = {
 def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Every end, once: its incident."""
     folder = tmp_path_factory.mktemp(request.param)
+    hangups = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores them, and workers would inherit that
     loader: outlive.DataLoader[Any] = outlive.DataLoader(
         ExitingDataset(list(ENDS), folder),
         batch_size=2,
@@ -71,6 +73,7 @@ def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     )
     with SignalSender(folder):
         delivered = [int(index) for batch in loader for index in batch]
+    signal.signal(signal.SIGHUP, hangups)
     assert delivered == list(range(0, 2 * len(ENDS), 2))
     return {name: loader.quarantine[2 * place + 1] for place, name in enumerate(ENDS)}
 
