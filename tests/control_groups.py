@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from deadlines import Deadline
 from outlive._system import cgroups
 
 DEADLINE_S = 20.0
@@ -36,13 +37,13 @@ def group_in(home: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = Deadline(DEADLINE_S)
         while True:  # what ran in it takes a moment to be gone
             try:
                 folder.rmdir()
                 break
             except OSError:
-                assert time.monotonic() < deadline, f"{folder} is still in use"
+                assert not deadline.passed, f"{folder} is still in use"
                 time.sleep(0.01)  # between two tries, with a deadline
 
 

@@ -12,7 +12,6 @@ import os
 import select
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -20,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deadlines import Deadline
 from outlive._system import channel as channels
 from outlive._system import memory
 from outlive._system.channel import HEADER_SIZE, INLINE_LIMIT, Channel, Frame
@@ -421,9 +421,9 @@ def is_asleep(thread: threading.Thread) -> bool:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = Deadline(10)
     while not condition():
-        assert time.monotonic() < deadline, "it never came to be"
+        assert not deadline.passed, "it never came to be"
         os.sched_yield()
 
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 import warm_server
+from deadlines import Deadline
 from outlive.testing.leaks import POLL_S, Patience
 
 PROGRAM = Path(__file__).with_name("program.py")
@@ -45,9 +46,9 @@ class Job:
     def wait_number(self, name: str) -> int:
         """What a process of the job writes into a file, once it is there."""
         path = self.folder / name
-        give_up_at = time.monotonic() + DEADLINE_S
+        deadline = Deadline(DEADLINE_S)
         while not (path.exists() and path.read_text()):
-            assert time.monotonic() < give_up_at, f"nobody wrote {name}"
+            assert not deadline.passed, f"nobody wrote {name}"
             time.sleep(0.01)  # between two looks, with a deadline
         return int(path.read_text())
 
@@ -67,9 +68,9 @@ class Job:
 
     def wait_all_there(self) -> None:
         """Trainer, zygote, two workers and the three processes that one of them started."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = Deadline(DEADLINE_S)
         while len(self.living()) < 7:
-            assert time.monotonic() < deadline, [describe(p) for p in self.living()]
+            assert not deadline.passed, [describe(p) for p in self.living()]
             time.sleep(0.01)  # between two looks, with a deadline
 
     def wait_nothing_left(self, except_pids: tuple[int, ...] = ()) -> list[str]:

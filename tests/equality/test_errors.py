@@ -7,12 +7,11 @@ Never   a tolerance.
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 
 import loader_inputs as inputs
+from deadlines import Deadline
 from equality.assertions import Arguments, assert_same
 from loader_comparison import OURS, TORCH, Raised, differences, raised_by, run
 
@@ -105,12 +104,12 @@ def test_an_epoch_goes_on_when_a_sampler_can_go_on_after_its_error():
 
 def patiently(iterator):
     """The next batch, however often the wait for it times out; a minute at most."""
-    give_up_at = time.monotonic() + 60
+    deadline = Deadline(60)
     while True:
         try:
             return next(iterator)
         except RuntimeError as error:
-            if "timed out" not in str(error) or time.monotonic() > give_up_at:
+            if "timed out" not in str(error) or deadline.passed:
                 raise
 
 

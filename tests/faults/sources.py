@@ -27,7 +27,7 @@ import torch
 from torch.utils.data import Dataset
 
 import outlive
-from deadlines import wait_until
+from deadlines import Deadline, wait_until
 from outlive import FaultPolicy, Incident, IncidentKind
 
 SIZE, BATCH, WORKERS = 48, 4, 2
@@ -40,8 +40,8 @@ def sample(text: str) -> torch.Tensor:
 
 
 def await_gate(gate: Path) -> None:
-    give_up_at = time.monotonic() + DEADLINE_S
-    while not gate.exists() and time.monotonic() < give_up_at:
+    deadline = Deadline(DEADLINE_S)
+    while not gate.exists() and not deadline.passed:
         time.sleep(0.002)  # between two looks, with a deadline
 
 

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 import outlive
+from deadlines import Deadline
 from outlive import FaultPolicy
 from outlive._fleet.sizing import Sizing
 from outlive.loader import pacing
@@ -95,11 +96,11 @@ class Slow(Dataset[Any]):
 def test_it_becomes_larger_while_the_consumer_waits_and_keeps_what_it_learned(method):
     """Workers that wait for a disk are of use in numbers; the next epoch begins with as many as this one found."""
     loader: Any = outlive.DataLoader(Slow(), num_workers="auto", multiprocessing_context=method, timeout=DEADLINE_S)
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = Deadline(DEADLINE_S)
     seen = []
     for count, batch in enumerate(loader):
         assert int(batch) == count
-        assert time.monotonic() < deadline, seen
+        assert not deadline.passed, seen
         workers = loader.statistics().workers
         if not seen or seen[-1] != workers:
             seen.append(workers)
@@ -122,11 +123,11 @@ def test_it_becomes_smaller_when_the_trainer_does_not_wait(monkeypatch):
     """A consumer that takes its time needs no more than one worker."""
     monkeypatch.setattr(pacing, "new_sizing", lambda: Sizing(6, 6))
     loader: Any = outlive.DataLoader(Endless(), num_workers="auto")
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = Deadline(DEADLINE_S)
     for _ in loader:
         time.sleep(0.02)  # a consumer that takes its time
         workers = loader.statistics().workers
-        assert time.monotonic() < deadline, workers
+        assert not deadline.passed, workers
         if workers <= 2:
             break
 

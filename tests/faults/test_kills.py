@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from deadlines import Deadline
 from faults.faulty_datasets import BATCH, SIZE, FaultPlacement, Samples, Stream, make_loader, undisturbed, values_of
 from outlive import FaultPolicy
 
@@ -20,9 +21,9 @@ DEADLINE_S = 20.0
 
 def wait_until(condition: Any) -> None:
     """Wait for something that is bound to happen."""
-    give_up_at = time.monotonic() + DEADLINE_S
+    deadline = Deadline(DEADLINE_S)
     while not condition():
-        assert time.monotonic() < give_up_at, f"not within {DEADLINE_S:g} s"
+        assert not deadline.passed, f"not within {DEADLINE_S:g} s"
         time.sleep(0.005)
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from torch.utils.data import Dataset, IterableDataset
 
-from deadlines import wait_until
+from deadlines import Deadline, wait_until
 from outlive import DataLoader, FaultPolicy
 from outlive.engines.local import zygote
 from outlive.errors import OutliveError
@@ -72,8 +72,8 @@ def test_an_epoch_goes_on_when_no_process_can_be_started_for_a_while(tmp_path, m
     loader = DataLoader(DiesOnce(tmp_path), batch_size=4, num_workers=2, multiprocessing_context="fork")
 
     def relent() -> None:
-        deadline = time.monotonic() + 10
-        while not (tmp_path / "refused").exists() and time.monotonic() < deadline:
+        deadline = Deadline(10)
+        while not (tmp_path / "refused").exists() and not deadline.passed:
             time.sleep(0.005)  # between two looks, with a deadline
         (tmp_path / "no forks").unlink()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch.utils.data import Dataset
 
 import outlive
 from control_groups import memory_group, run_in
+from deadlines import Deadline
 from faults.programs import memory_pressure
 from outlive import IncidentKind
 from outlive._fleet import crew
@@ -78,15 +78,15 @@ def test_a_memory_budget_is_kept_by_running_fewer_workers(method):
     loader: Any = outlive.DataLoader(
         Growing(), num_workers=3, multiprocessing_context=method, memory_budget=BUDGET, timeout=DEADLINE_S
     )
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = Deadline(DEADLINE_S)
     seen = None
     for count, (ours, theirs) in enumerate(zip(loader, stock)):
         assert int(ours[0]) == int(theirs[0]) == count
         assert torch.equal(ours[1], theirs[1])
-        assert time.monotonic() < deadline, "the fleet has kept its size" if seen is None else "it hardly goes on"
+        assert not deadline.passed, "the fleet has kept its size" if seen is None else "it hardly goes on"
         if seen is None and any(incident.kind is IncidentKind.RESIZED for incident in loader.incidents):
             seen = count
-            deadline = time.monotonic() + DEADLINE_S  # for the rest
+            deadline = Deadline(DEADLINE_S)  # for the rest
         if seen is not None and count > seen + 200:
             break
 
@@ -119,10 +119,10 @@ def test_the_fleet_grows_back_when_there_is_room(tmp_path, monkeypatch):
     stock = iter(torch.utils.data.DataLoader(_Weightless(), num_workers=3))
     torch.manual_seed(5)
     loader: Any = outlive.DataLoader(Shedding(word), num_workers=3, memory_budget=BUDGET, timeout=DEADLINE_S)
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = Deadline(DEADLINE_S)
     for ours, theirs in zip(loader, stock):
         assert torch.equal(ours[1], theirs[1])
-        assert time.monotonic() < deadline, loader.incidents
+        assert not deadline.passed, loader.incidents
         resized = [str(incident) for incident in loader.incidents if incident.kind is IncidentKind.RESIZED]
         if resized and not word.exists():
             word.touch()

@@ -10,6 +10,7 @@ import pytest
 from torch.utils.data import Dataset
 
 import outlive
+from deadlines import Deadline
 from outlive import Incident, IncidentKind
 from outlive._capture import vitals
 from outlive.verdicts import Name
@@ -69,9 +70,9 @@ def first_growth(dataset: Dataset[int], method: str, **more: Any) -> Incident | 
     loader = outlive.DataLoader(
         dataset, 4, num_workers=1, multiprocessing_context=method, on_incident=heard.append, **more
     )
-    give_up_at = time.monotonic() + DEADLINE_S
+    deadline = Deadline(DEADLINE_S)
     for _ in loader:
-        if heard or time.monotonic() > give_up_at:
+        if heard or deadline.passed:
             break
     return heard[0] if heard else None
 

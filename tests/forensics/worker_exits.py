@@ -24,6 +24,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from deadlines import Deadline
+
 DEADLINE_S = 30.0
 
 
@@ -35,8 +37,8 @@ def await_signal(folder: Path, name: str, pid: int | None = None) -> None:
     unnamed = folder / f"{name}.new"
     unnamed.write_text(str(pid or os.getpid()))
     unnamed.rename(folder / f"{name}.pid")
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
+    deadline = Deadline(DEADLINE_S)
+    while not deadline.passed:
         signal.sigtimedwait([], 0.01)
     raise TimeoutError("nobody killed me")
 
@@ -144,8 +146,8 @@ def use_up_processor_time_for_good(folder: Path) -> None:
 
 
 def _spin() -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
+    deadline = Deadline(DEADLINE_S)
+    while not deadline.passed:
         pass
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+from deadlines import Deadline
 from loader_inputs.kills import Kills, NoKills
 
 
@@ -217,7 +218,7 @@ class Gated(Dataset):
         return 6
 
     def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
-        give_up_at = time.monotonic() + 60
-        while index >= 2 and not self.gate.exists() and time.monotonic() < give_up_at:
+        deadline = Deadline(60)
+        while index >= 2 and not self.gate.exists() and not deadline.passed:
             time.sleep(0.005)
         return index, torch.rand(2)

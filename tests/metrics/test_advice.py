@@ -7,6 +7,7 @@ import time
 import pytest
 
 import outlive
+from deadlines import Deadline
 
 FETCH_S = 0.02  # what a store takes to answer
 
@@ -24,12 +25,12 @@ class SlowStore:
 def test_more_workers_are_advised_while_the_trainer_waits_for_them_and_not_when_they_keep_up(method: str) -> None:
     loader = outlive.DataLoader(SlowStore(), num_workers=2, multiprocessing_context=method)
     batches = iter(loader)
-    until = time.monotonic() + 60
+    deadline = Deadline(60)
 
     while "more workers (now 2)" not in loader.statistics().advice:
-        assert time.monotonic() < until, f"nothing was advised: {loader.statistics()}"
+        assert not deadline.passed, f"nothing was advised: {loader.statistics()}"
         next(batches)
     while loader.statistics().advice:
-        assert time.monotonic() < until, f"still advised: {loader.statistics()}"
+        assert not deadline.passed, f"still advised: {loader.statistics()}"
         next(batches)
         time.sleep(FETCH_S * 0.55)  # a step of the training, as long as two workers need for a batch
