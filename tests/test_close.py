@@ -7,11 +7,18 @@ Never   ends a worker by itself.
 
 from __future__ import annotations
 
+import gc
+import itertools
+import os
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import psutil
 import pytest
 
+import outlive
+from deadlines import wait_until
 from faults.faulty_datasets import (
     SIZE,
     FaultPlacement,
@@ -23,6 +30,8 @@ from faults.faulty_datasets import (
     make_loader,
 )
 from outlive.errors import OutliveError
+
+PACKAGE = os.path.dirname(outlive.__file__)
 
 
 def children() -> list[psutil.Process]:
@@ -64,6 +73,51 @@ def test_a_closed_loader_can_be_iterated_again(kind, persistent):
     loader.close()
     assert all_indices(loader) == whole
     loader.close()
+
+
+def interrupted_at(line: int, act: Callable[[], None]) -> bool:
+    """Have an interrupt come at this line of the package's own code, counted while it acts. Return whether it came."""
+    left = line
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal left
+        if PACKAGE not in frame.f_code.co_filename:
+            return None
+        left -= event == "line"
+        if left == 0:
+            left = -1
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        act()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+@pytest.mark.leaks_allowed  # of descriptors: those of a worker whose release was interrupted stay open
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # an interrupted close leaves sockets to the collector
+def test_workers_end_wherever_closing_is_interrupted():
+    """Ctrl-C at one line or another of it leaves no process, after a second call or without the loader."""
+    before = len(children())
+    for line in itertools.count(1, 31):
+        loader = make_loader(FaultPlacement(), persistent_workers=True)
+        next(iter(loader))
+
+        was_interrupted = interrupted_at(line, loader.close)
+        if line % 2:
+            loader.close()
+        del loader
+        gc.collect()
+
+        assert wait_until(lambda: len(children()) == before), f"interrupted at line {line}"
+        if not was_interrupted:
+            break
+    assert line > 50
 
 
 def test_a_position_is_kept_when_the_loader_is_closed():

@@ -452,18 +452,24 @@ class SupervisedIterator(HandsOut, torch_loader._MultiProcessingDataLoaderIter):
         return looking.at_slots(self._machine, None if self._shutdown else self._engine)
 
     def _shutdown_workers(self) -> None:
-        if self._shutdown or os.getpid() != self._owner:
+        if os.getpid() != self._owner:
             return
-        self._bookmark.left(self)
-        self._ledger.loads = self.loads()  # advice is asked for after an epoch more often than in it
-        self._shutdown = True
-        self._metered.detach()
-        self._door.remember(self._machine.breaker.good_batch)
-        self._machine.breaker.rest()
-        for name, count in self.counts().items():
-            setattr(self._ledger, name, getattr(self._ledger, name) + count)
-            setattr(self._machine, name, 0)
-        self._finalizer()
+        if self._shutdown:
+            self._engine.close()  # does nothing, unless the first call was interrupted before it
+            return
+        try:
+            self._bookmark.left(self)
+            self._ledger.loads = self.loads()  # advice is asked for after an epoch more often than in it
+            self._shutdown = True
+            self._metered.detach()
+            self._door.remember(self._machine.breaker.good_batch)
+            self._machine.breaker.rest()
+            for name, count in self.counts().items():
+                setattr(self._ledger, name, getattr(self._ledger, name) + count)
+                setattr(self._machine, name, 0)
+        finally:  # also where an interrupt comes in between
+            self._shutdown = True
+            self._finalizer()
 
     def __del__(self) -> None:
         if not getattr(self, "_shutdown", True) and self._finalizer.alive:  # else Python ends, and has run it

@@ -335,20 +335,31 @@ class LocalEngine(Exchange):
             return
         self.closed = True
         pids = [worker.pid for worker in self._workers if worker is not None and worker.pid > 0]
-        for slot, worker in enumerate(self._workers):
-            if worker is not None:
-                self._workers[slot] = None
-                self._keep_times(worker)
-                self._release(worker)
-        killed = True
-        if self._control is not None:
-            self._control.send(Kind.LEAVE, extra=int(grace_s * 1000))
-            killed = self._put_zygote_away(grace_s + 2.5) != 0
+        process, killed = self._process, True
+        try:
+            for slot, worker in enumerate(self._workers):
+                if worker is not None:
+                    self._workers[slot] = None
+                    self._keep_times(worker)
+                    self._release(worker)
+            if self._control is not None:
+                self._control.send(Kind.LEAVE, extra=int(grace_s * 1000))
+                killed = self._put_zygote_away(grace_s + 2.5) != 0
+        except BaseException:  # an interrupt: this is not called again, so the rest goes by force, without a wait
+            with contextlib.suppress(ValueError):  # joined and closed already
+                if process is not None and process.is_alive():
+                    process.kill()
+            self._kill_groups(pids)
+            raise
         if killed:
-            for pid in pids:
-                if processes.parent_of(pid) in (self._zygote_pid, 1, -1):  # -1: gone, but its group may not be
-                    processes.kill_group(pid)
+            self._kill_groups(pids)
         self._poller.close()
+
+    def _kill_groups(self, pids: list[int]) -> None:
+        """End what workers have left in their process groups."""
+        for pid in pids:
+            if processes.parent_of(pid) in (self._zygote_pid, 1, -1):  # -1: gone, but its group may not be
+                processes.kill_group(pid)
 
     def abandon(self) -> None:
         """In a fork of the trainer: nothing here is ours."""
