@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup lint format test test-all stress notebooks browser machine portable wheel clients demo bench bench-peers clean
+.PHONY: help setup lint format test test-all stress torture notebooks browser machine portable wheel clients demo bench bench-peers clean
 
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 14
@@ -59,10 +59,13 @@ test: setup lint  ## lint, types, every promise once, the wheel (PYTEST_ARGS='-k
 test-all: test  ## and every start method and seed, notebooks, the portable layer, clients, browser, machine
 	$(PYTEST) $(PARALLEL) -m "full and not browser and not alone" $(PYTEST_ARGS) $(MAY_BE_EMPTY)
 	$(PYTEST) -m "full and not browser and alone" $(PYTEST_ARGS) $(MAY_BE_EMPTY)
-	@$(MAKE) --no-print-directory portable clients browser machine
+	@$(MAKE) --no-print-directory portable clients browser machine torture
 
 stress: setup  ## the tests of `make test` beside two busy loops per core, then in a random order
 	$(BIN)/python tests/stress.py $(PARALLEL) -m "$(QUICK)" --ignore tests/clients $(PYTEST_ARGS)
+
+torture: setup  ## random jobs with random faults, compared with stock torch bit for bit (SECONDS=1800 SEED=1)
+	$(BIN)/python tests/torture.py --seconds $(or $(SECONDS),120) $(if $(SEED),--seed $(SEED))
 
 notebooks: setup  ## the tests that need a notebook kernel (`make test-all` has them, too)
 	$(BIN)/python -m pytest tests/notebooks $(PYTEST_ARGS)

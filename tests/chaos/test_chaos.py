@@ -65,6 +65,7 @@ def test_nothing_is_lost_under_the_whole_catalogue_and_stock_torch_dies_of_it(tm
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("outlive-chaos-")]
 
 
+@pytest.mark.full
 def test_two_faults_that_fall_on_one_sample_are_survived(tmp_path):
     """In a stream, too, where no sample can be left out."""
     (tmp_path / "plan.toml").write_text(
@@ -104,6 +105,7 @@ def test_bad_samples_are_excused_and_killed_workers_cost_nothing(tmp_path):
     assert report["left"] == {"2": "it has no workers: a fault would be the program's own"}
 
 
+@pytest.mark.full
 def test_nothing_is_lost_when_sources_and_networks_fail_under_burdens(tmp_path):
     """For a while and for all samples; the breaker waits for them. The disk is full only for the program."""
     full = tmp_path / "full"
@@ -143,6 +145,7 @@ def _can_mount() -> bool:
     return True
 
 
+@pytest.mark.full
 def test_what_a_policy_gives_up_is_lost_and_said():
     """Without retries a transient fault costs its sample: that is a loss, and the status says so."""
     ended = chaos("--faults", "kill:3", "--seed", "1", *PROGRAM, status=1, OUTLIVE_RETRIES="0")
