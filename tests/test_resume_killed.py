@@ -31,4 +31,6 @@ def test_weights_are_those_of_an_undisturbed_run_when_the_trainer_is_killed(tmp_
 
     assert told["kills"] == kills
     assert told["killed"] == told["undisturbed"] != ""
-    assert set(told["left"]) <= {"checkpoint", "new", "position", "position.new", "weights"}
+    # Where a file system has no files without names, a kill may leave one that begins with .outlive-
+    named = {name for name in told["left"] if not name.startswith(".outlive-")}
+    assert named <= {"checkpoint", "new", "position", "weights"}

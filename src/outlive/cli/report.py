@@ -25,6 +25,7 @@ import click
 
 from outlive._forensics import page, report, words
 from outlive._forensics.journal import Entry
+from outlive._system import safe_files
 from outlive.cli import asking
 
 _BY_ID = "\0"
@@ -72,7 +73,7 @@ def _write_page(entry: Entry, file: str) -> None:
         click.echo(text, nl=False)
         return
     try:
-        Path(file).write_text(text, encoding="utf-8")
+        safe_files.write(Path(file), text.encode("utf-8"))
     except OSError as error:
         raise click.ClickException(f"{file} cannot be written: {error.strerror or error}") from None
     click.echo(file)

@@ -10,7 +10,6 @@ Never   maps what the head does not account for: a file that was cut short is re
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -20,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from outlive._system import mapped
+from outlive._system import mapped, safe_files
 from outlive.graph.arrays import Array, Extent, Key, Layout
 
 _MAGIC = b"outlive.graph\n\0\0"
@@ -50,21 +49,12 @@ def save(path: Path, layout: Layout, arrays: dict[Key, Array]) -> None:
     """Write a graph to a file."""
     head, extents = _head(layout)
     size = max((extent.at + extent.nbytes for extent in extents.values()), default=_aligned(_PREFIX + len(head)))
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with open(beside, "xb") as file:
-            file.write(_MAGIC + _LENGTHS.pack(_VERSION, len(head), size) + head)
-            for key, extent in extents.items():
-                file.seek(extent.at)
-                file.write(arrays[key].reshape(-1).view("u1").data if extent.nbytes else b"")
-            file.truncate(size)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
+    with safe_files.replacing(path) as file:
+        file.write(_MAGIC + _LENGTHS.pack(_VERSION, len(head), size) + head)
+        for key, extent in extents.items():
+            file.seek(extent.at)
+            file.write(arrays[key].reshape(-1).view("u1").data if extent.nbytes else b"")
+        file.truncate(size)
 
 
 def _head(layout: Layout) -> tuple[bytes, dict[Key, Extent]]:

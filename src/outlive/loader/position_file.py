@@ -1,7 +1,7 @@
 """A loader's position on disk, for trainers that are themselves killed.
 
 Reads   the file.
-Writes  the file, whole or not at all: beside it, synced, then renamed over it.
+Writes  the file, whole or not at all.
 Never   leaves a half-written position, whenever the trainer is killed.
 
 The last three positions are in it. A trainer has its own checkpoint, and may be killed between the two: whichever of
@@ -10,7 +10,6 @@ them its checkpoint belongs to is there, if it is written as often as the positi
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import zlib
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from outlive import errors
+from outlive._system import safe_files
 
 KEPT = 3
 _MAGIC = b"outlive position 1\n"
@@ -43,19 +43,8 @@ class PositionFile:
         self._kept = kept
 
     def _replace(self, body: bytes) -> None:
-        folder = self.path.parent
-        beside = folder / f"{self.path.name}.new"  # always the same name: a kill leaves one at most, and only till then
-        with open(beside, "wb") as file:
+        with safe_files.replacing(self.path) as file:
             file.write(_MAGIC + zlib.crc32(body).to_bytes(_SUM_BYTES, "little") + body)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, self.path)
-        with contextlib.suppress(OSError):  # not every file system can; the rename is atomic all the same
-            opened = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(opened)
-            finally:
-                os.close(opened)
 
     def load(self, batches: int | None, epoch: int | None) -> dict[str, Any] | None:
         """The newest position, or the one after so many batches, before a batch of this epoch; None: no file yet."""

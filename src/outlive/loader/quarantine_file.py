@@ -9,7 +9,6 @@ Never   takes a file for another dataset's in silence: indices of a changed data
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -23,6 +22,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from outlive._forensics.ledger import StreamIndex
+from outlive._system import safe_files
 from outlive.errors import QuarantineFileError
 from outlive.incident import Exit, Failure, Incident, IncidentKind, InHand, Stage
 from outlive.loader import fingerprint
@@ -115,24 +115,8 @@ class QuarantineFile:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a file whole or not at all, whenever we are killed. What a link leads to is written; and what is no file,
-    such as /dev/null, is written to: replacing it would take it away from all.
-    """
-    if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
-        return
-    path = Path(os.path.realpath(path))
-    beside = path.parent / f".{path.name}.{os.getpid()}"
-    try:
-        with open(beside, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(beside)
-        raise
+    """Write a file whole or not at all, whenever we are killed."""
+    safe_files.write(path, text.encode("utf-8"))
 
 
 def load(path: str | os.PathLike[str]) -> QuarantineFile:

@@ -1,7 +1,7 @@
 """What was found out about a library's code, kept from one run to the next.
 
 Reads   one file in the user's cache folder.
-Writes  it, whole, beside the old one and then in its place.
+Writes  it, whole or not at all.
 Never   fails: a folder that cannot be written, or a file that is broken, costs time only.
 """
 
@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from outlive._system import safe_files
 from outlive.doctor.native.code import VERSION, Code, Seen
 from outlive.doctor.native.elf import Library
 
@@ -52,11 +53,10 @@ class Memory:
         if not self._changed:
             return
         recent = dict(list(self._known.items())[-_MOST:])
-        beside = self._file.with_name(f"{self._file.name}.{os.getpid()}")
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_text(json.dumps({"stamp": self._stamp, "libraries": recent}), encoding="utf-8")
-            os.replace(beside, self._file)
+            with safe_files.replacing(self._file) as file:
+                file.write(json.dumps({"stamp": self._stamp, "libraries": recent}).encode())
             self._changed = False
         except OSError:
             pass  # the next run takes as long as this one

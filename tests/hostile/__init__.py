@@ -1,0 +1,1 @@
+"""What a hostile or unlucky environment hands to outlive: inputs, files, frames, states."""

@@ -1,0 +1,150 @@
+"""Files and folders that others prepared: links in wait, folders of other users, things of the user's in our way.
+
+Reads   what is left of them afterwards.
+Writes  links, files and folders as an attacker, or an unlucky user, would.
+Never   anything outside of the test's folder.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import outlive
+from outlive._system import safe_files
+from outlive.doctor.native import remembering
+from outlive.doctor.native.code import Code
+from outlive.doctor.native.elf import Library
+from outlive.graph import SharedGraph
+from outlive.loader import quarantine_file
+
+
+def write_checkpoint(path: Path) -> None:
+    list(outlive.DataLoader(range(8), batch_size=4, journal_position=path, journal_every=1))
+
+
+def write_quarantine(path: Path) -> None:
+    quarantine_file.replace_file(path, "{}")
+
+
+def write_graph(path: Path) -> None:
+    SharedGraph.from_edge_index(torch.tensor([[0, 1], [1, 0]])).save(path)
+
+
+def write_cache(path: Path) -> None:
+    memory = remembering.Memory(path)
+    with Library(sys.executable) as library:
+        memory.keep(library, Code())
+    memory.save()
+
+
+WRITERS = (write_checkpoint, write_quarantine, write_graph, write_cache)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_link_beside_a_file_is_not_written_through(tmp_path, writer):
+    """Another user of the folder guesses the name of a file in the making, and points it at the user's own files."""
+    precious = tmp_path / "precious"
+    precious.write_text("years of work")
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    path = folder / "made"
+    planted = {f"{path.name}.new", f".{path.name}.{os.getpid()}", f"{path.name}.{os.getpid()}"}
+    for name in planted:
+        (folder / name).symlink_to(precious)
+
+    writer(path)
+
+    assert precious.read_text() == "years of work"
+    assert path.is_file()
+    assert not path.is_symlink()
+    assert {each.name for each in folder.iterdir()} == {path.name, *planted}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_file_of_the_users_beside_a_file_is_left_alone(tmp_path, writer):
+    """`model.new` beside `model` is the user's: it is neither overwritten nor taken for ours."""
+    path = tmp_path / "made"
+    others = {f"{path.name}.new", f".{path.name}.{os.getpid()}", f"{path.name}.{os.getpid()}"}
+    for name in others:
+        (tmp_path / name).write_text("the user's")
+
+    writer(path)
+
+    assert {(tmp_path / name).read_text() for name in others} == {"the user's"}
+
+
+def test_a_process_killed_while_it_writes_leaves_the_file_as_it_was_and_nothing_beside_it(tmp_path):
+    """However large the file in the making: it has no name until it is whole."""
+    if not safe_files.has_nameless_files(tmp_path):
+        pytest.skip("this file system has no files without names")
+    (tmp_path / "made").write_text("before")
+    code = (
+        "import os, signal, sys, pathlib\n"
+        "from outlive._system import safe_files\n"
+        "with safe_files.replacing(pathlib.Path(sys.argv[1])) as file:\n"
+        "    file.write(b'x' * 100_000)\n"
+        "    file.flush()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "made")], check=False)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    assert (tmp_path / "made").read_text() == "before"
+
+
+@pytest.mark.parametrize("nameless", [True, False])
+def test_an_error_while_writing_leaves_the_file_as_it_was_and_nothing_beside_it(tmp_path, monkeypatch, nameless):
+    """With and without files that have no names."""
+    if not nameless:
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    path = tmp_path / "made"
+    path.write_text("before")
+
+    with pytest.raises(TypeError), safe_files.replacing(path) as file:
+        file.writelines([b"half", None])  # type: ignore[list-item]
+
+    assert path.read_text() == "before"
+    assert [each.name for each in tmp_path.iterdir()] == ["made"]
+    with safe_files.replacing(path) as file:
+        file.write(b"whole")
+    assert path.read_text() == "whole"
+    assert [each.name for each in tmp_path.iterdir()] == ["made"]
+
+
+def test_a_link_of_the_users_own_is_followed_and_one_of_another_user_is_replaced(tmp_path):
+    """The user's link leads where the user wants it; another user's may lead to ~/.bashrc."""
+    (tmp_path / "far").write_text("before")
+    (tmp_path / "link").symlink_to(tmp_path / "far")
+
+    safe_files.write(tmp_path / "link", b"after")
+
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "far").read_text() == "after"
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a link away")
+    os.lchown(tmp_path / "link", 65534, 65534)
+    safe_files.write(tmp_path / "link", b"stolen")
+    assert (tmp_path / "far").read_text() == "after"
+    assert (tmp_path / "link").read_text() == "stolen"
+    assert not (tmp_path / "link").is_symlink()
+
+
+def test_a_new_file_is_never_one_that_was_there(tmp_path):
+    """Neither a file nor a link, one that leads nowhere included."""
+    (tmp_path / "file").write_text("there")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+
+    for name in ("file", "link", "dangling"):
+        with pytest.raises(FileExistsError):
+            safe_files.create(tmp_path / name)
+
+    assert (tmp_path / "file").read_text() == "there"
+    assert not (tmp_path / "nowhere").exists()
