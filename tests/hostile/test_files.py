@@ -7,6 +7,7 @@ Never   anything outside of the test's folder.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 import outlive
+from outlive._metrics import publishing, runtime, viewing
 from outlive._system import safe_files
 from outlive.doctor.native import remembering
 from outlive.doctor.native.code import Code
@@ -148,3 +150,108 @@ def test_a_new_file_is_never_one_that_was_there(tmp_path):
 
     assert (tmp_path / "file").read_text() == "there"
     assert not (tmp_path / "nowhere").exists()
+
+
+# ---------------------------------------------------------------- what is deleted
+
+
+def grow_old(*paths: Path) -> None:
+    """As if nobody had written there for years."""
+    for top in paths:
+        for path in (*top.rglob("*"), top):
+            os.utime(path, (1e9, 1e9), follow_symlinks=False)
+
+
+def contents(folder: Path) -> dict[str, bytes | None]:
+    """All that is in a folder, without what jobs published."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+        if f"/{os.getpid()}-" not in str(path)
+    }
+
+
+def publish() -> None:
+    list(outlive.DataLoader(range(8), batch_size=4))
+
+
+def fill_like_a_home(folder: Path, count: int = 45) -> None:
+    for number in range(count):
+        (folder / f"experiment-{number}").mkdir(parents=True)
+        (folder / f"experiment-{number}" / "weights.pt").write_bytes(b"a week of training")
+        (folder / f"7-{number}-a").mkdir()
+        (folder / f"7-{number}-a" / "board").write_bytes(b"of a game")
+
+
+def test_publishing_deletes_nothing_from_the_folder_that_the_user_names(tmp_path, monkeypatch):
+    """OUTLIVE_RUNTIME may be any folder: with many old folders in it, named as they like, all are there afterwards."""
+    fill_like_a_home(tmp_path)
+    grow_old(tmp_path)
+    before = contents(tmp_path)
+    monkeypatch.setenv("OUTLIVE_RUNTIME", str(tmp_path))
+
+    publish()
+    viewing.jobs()
+
+    (job,) = viewing.jobs()
+    assert job.snapshot()["delivered"] == 2
+    after = contents(tmp_path)
+    assert {name: after[name] for name in after if not name.startswith("outlive")} == before
+
+
+def test_publishing_deletes_nothing_from_a_folder_of_the_users_that_has_our_name(tmp_path, monkeypatch):
+    """A clone of a repository called outlive, say: without our mark, nothing in it is ours to remove."""
+    fill_like_a_home(tmp_path / "outlive")
+    grow_old(tmp_path)
+    before = contents(tmp_path)
+    monkeypatch.setenv("OUTLIVE_RUNTIME", str(tmp_path))
+
+    publish()
+
+    assert [job.pid for job in viewing.jobs()] == [os.getpid()]
+    assert contents(tmp_path) == before
+
+
+def test_only_whole_folders_of_jobs_are_swept_from_a_folder_with_our_mark(tmp_path, monkeypatch):
+    """What the user put there stays: another name, a file more, a link, a folder where a file of ours would be."""
+    monkeypatch.setenv("OUTLIVE_RUNTIME", str(tmp_path))
+    home = runtime.folder()
+    ours = [runtime.make(f"7-{number}-a") for number in range(45)]
+    for folder in ours:
+        (folder / runtime.WHO).write_text(json.dumps({"pid": 1 << 22, "start": 1}))
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / runtime.WHO).write_text("{}")
+    (home / "8-0-a").symlink_to(precious)
+    (home / "notes").mkdir()
+    for number, name in enumerate(("notes.txt", "board/deep", "events.jsonl.gz")):
+        (home / f"9-{number}-a" / name).parent.mkdir(parents=True)
+        (home / f"9-{number}-a" / name).write_text("the user's")
+        (home / f"9-{number}-a" / runtime.EVENTS).touch()
+    (home / "9-3-a").mkdir()
+    (home / "9-3-a" / runtime.BOARD).symlink_to(precious / runtime.WHO)
+    grow_old(tmp_path)
+    before = contents(tmp_path)
+
+    publish()
+    viewing.jobs()
+
+    gone = set(before) - set(contents(tmp_path))
+    swept = {folder.name for folder in ours}
+    assert gone == {f"outlive/{name}" for name in swept} | {f"outlive/{name}/{runtime.WHO}" for name in swept}
+
+
+def test_a_job_that_cannot_publish_removes_only_what_it_made(tmp_path, monkeypatch, caplog):
+    """The board could not be mapped: the folder that was just made goes, and what it was made in stays."""
+    monkeypatch.setenv("OUTLIVE_RUNTIME", str(tmp_path))
+    monkeypatch.setattr(publishing, "failure_logged", False)
+    (tmp_path / "mine").write_text("mine")
+
+    def fail(*args: object) -> None:
+        raise OSError("no map today")
+
+    monkeypatch.setattr(publishing.nameless, "map_descriptor", fail)
+    publish()
+
+    assert "no map today" in caplog.text
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [runtime.MARK, "mine", "outlive"]

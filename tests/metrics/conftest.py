@@ -14,6 +14,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "runtime"
-    monkeypatch.setenv("OUTLIVE_RUNTIME", str(folder))
-    return folder
+    monkeypatch.setenv("OUTLIVE_RUNTIME", str(tmp_path))
+    return tmp_path / "outlive"

@@ -116,7 +116,7 @@ def test_a_rank_is_known_by_its_group_without_a_launcher(tmp_path):
 def test_ranks_of_a_run_are_listed_together():
     """In their order, whichever was there first; runs by their age."""
     for number, (began, run, rank) in enumerate(((1.0, "a", 1), (2.0, "", None), (3.0, "a", 0), (0.5, "b", 0))):
-        folder = viewing.runtime.make(f"job{number}")
+        folder = viewing.runtime.make(f"{70000 + number}-0-a")
         who = {"pid": 70000 + number, "start": 1, "began": began, "run": run, "rank": rank}
         (folder / "who.json").write_text(json.dumps(who))
 
@@ -154,8 +154,8 @@ def test_a_viewer_that_hangs_or_dies_does_not_touch_the_job(tmp_path):
 
 def test_a_pid_that_is_anothers_by_now_is_no_job(runtime):
     """The number alone proves nothing: the time that the process began must be the same."""
-    folder = viewing.runtime.make("old")
-    who = {"pid": os.getpid(), "start": viewing.runtime.start_of(os.getpid()) - 1, "key": "old"}
+    folder = viewing.runtime.make("7-0-a")
+    who = {"pid": os.getpid(), "start": viewing.runtime.start_of(os.getpid()) - 1, "key": "7-0-a"}
     (folder / "who.json").write_text(json.dumps(who))
 
     (job,) = viewing.jobs()
@@ -241,17 +241,17 @@ def test_the_job_goes_on_when_the_disk_is_full(monkeypatch, caplog, runtime):
 
 def test_old_folders_are_swept_when_many_have_gathered(runtime):
     """Nobody needs to look: whoever publishes makes room, and what lives is left alone."""
-    runtime.mkdir(mode=0o700)
     for number in range(45):
-        folder = runtime / f"gone{number}"
-        folder.mkdir(mode=0o700)
+        folder = viewing.runtime.make(f"70000-{number}-a")
         (folder / "who.json").write_text(json.dumps({"pid": 1 << 22, "start": 1, "key": folder.name}))
+    for folder in runtime.glob("70000-*"):
         age(folder, viewing.runtime.SWEEP_S + 1)
 
     loader = outlive.DataLoader(range(8), batch_size=4, num_workers=1)
     list(loader)
 
-    assert [path.name.partition("-")[0] for path in runtime.iterdir()] == [str(os.getpid())]
+    left = {path.name.partition("-")[0] for path in runtime.iterdir()}
+    assert left == {str(os.getpid()), viewing.runtime.MARK.partition("-")[0]}
 
 
 def test_events_are_bounded_and_readers_find_their_place(tmp_path):

@@ -14,7 +14,6 @@ import json
 import logging
 import mmap
 import os
-import shutil
 import sys
 import time
 import weakref
@@ -25,6 +24,7 @@ from typing import Any
 
 from outlive._metrics import history, layout, runtime
 from outlive._system import nameless
+from outlive._system.safe_files import create
 
 log = logging.getLogger("outlive")
 
@@ -82,7 +82,7 @@ class Publisher:
         folder = runtime.make(key)
         try:
             size = len(self.words) * 8
-            fd = os.open(folder / runtime.BOARD, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fd = create(folder / runtime.BOARD)
             try:
                 # All of it now: a store into a page for which there is no room on the disk is a SIGBUS.
                 if hasattr(os, "posix_fallocate"):
@@ -96,7 +96,7 @@ class Publisher:
             words[: len(layout.HEAD)] = self.words[: len(layout.HEAD)]  # the rest follows with the first look
             _write(folder / runtime.WHO, json.dumps({**self._who, **_identity(), "key": key}).encode())
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            runtime.remove(folder)
             raise
         self.folder, self.words = folder, words
         self._history = history.Writer(folder)
@@ -155,7 +155,7 @@ class Publisher:
 
 
 def _write(path: Path, body: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fd = create(path)
     try:
         os.write(fd, body)
     finally:

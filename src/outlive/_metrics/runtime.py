@@ -1,15 +1,17 @@
-"""Where jobs publish: the user's runtime folder, with a folder for each loader and pool in it.
+"""Where jobs publish: a folder of ours in the user's runtime folder, with a folder for each loader and pool in it.
 
 Reads   OUTLIVE_RUNTIME, XDG_RUNTIME_DIR; owners and modes of folders.
 Writes  folders that only this user may enter; removes those of jobs that are long gone.
-Never   trusts a folder that another user owns, or may write to.
+Never   trusts a folder that another user owns, or may write to; removes anything but the files of a job, one by one,
+        from a folder with a job's name in a folder with our mark.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import shutil
+import re
 import stat
 import tempfile
 import time
@@ -17,14 +19,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from outlive._system.safe_files import check_private, create
+
 WHO, BOARD, EVENTS, EARLIER = "who.json", "board", "events.jsonl", "events.1.jsonl"
+_FILES = (WHO, BOARD, EVENTS, EARLIER)  # all that is in a job's folder
+MARK = ".outlive-runtime"
+_MARK_TEXT = b"outlive made this folder. It removes folders of jobs that are gone from it, and nothing else.\n"
+_KEY = re.compile(r"\d+-\d+-[0-9a-f]+")  # of a job: process, number, time
 SWEEP_S = 900.0  # so long a job that has ended can still be looked at
 _CROWD = 40  # more folders than this: whoever adds one sweeps
 _AT_ONCE = 100
-
-
-class UnsafeFolder(OSError):
-    """Somebody else could have put things there."""
 
 
 def is_on() -> bool:
@@ -35,46 +39,46 @@ def folder() -> Path:
     """Where this user's jobs publish; it need not be there."""
     named = os.environ.get("OUTLIVE_RUNTIME", "")
     if named:
-        return Path(named)
+        return Path(named, "outlive")  # never the folder itself: other things of the user's may be there
     session = os.environ.get("XDG_RUNTIME_DIR", "")
     if session and os.access(session, os.W_OK):
         return Path(session, "outlive")
     return Path(tempfile.gettempdir(), f"outlive-{os.getuid() if hasattr(os, 'getuid') else 0}")
 
 
-def check(path: Path) -> None:
-    """Raise UnsafeFolder unless it is a folder of ours that nobody else may write to."""
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode):
-        raise UnsafeFolder(f"{path} is no folder")
-    if not hasattr(os, "getuid"):
-        return
-    if found.st_uid != os.geteuid():
-        raise UnsafeFolder(f"{path} belongs to another user (uid {found.st_uid})")
-    if found.st_mode & 0o022:
-        raise UnsafeFolder(f"{path} can be written to by other users; `chmod 700 {path}` makes it safe")
-
-
 def make(key: str) -> Path:
     """A folder for a job, for this user only."""
     home = folder()
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    check(home)
+    check_private(home)
+    others = os.listdir(home)
+    if not others:
+        _mark(home)
     made = home / key
     made.mkdir(mode=0o700)
-    others = os.listdir(home)
-    if len(others) > _CROWD:
+    others = [name for name in others if _KEY.fullmatch(name)]
+    if len(others) >= _CROWD:
         for name in others[:_AT_ONCE]:
             sweep_one(home / name, SWEEP_S if len(others) < 10 * _CROWD else 60.0)
     return made
+
+
+def _mark(home: Path) -> None:
+    """Say that all that will be in this folder is ours; it is empty."""
+    with contextlib.suppress(FileExistsError):  # another job was faster
+        descriptor = create(home / MARK)
+        try:
+            os.write(descriptor, _MARK_TEXT)
+        finally:
+            os.close(descriptor)
 
 
 def found(home: Path, known: Mapping[str, dict[str, Any]]) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Every job's folder that is ours, with who it is (by their paths, who is `known` from before). Those of jobs that
     are long gone are removed on the way."""
     try:
-        check(home)
-        names = sorted(os.listdir(home))
+        check_private(home)
+        names = sorted(filter(_KEY.fullmatch, os.listdir(home)))
     except OSError:
         return
     living: dict[Any, bool] = {}  # one process may have had many jobs
@@ -93,7 +97,7 @@ def found(home: Path, known: Mapping[str, dict[str, Any]]) -> Iterator[tuple[Pat
 def read_who(path: Path, known: dict[str, Any] | None = None) -> dict[str, Any] | None:
     """None: it is no job's, or not to be trusted. `known`: from before; that does not change."""
     try:
-        check(path)
+        check_private(path)
         if known is not None:
             return known
         told = json.loads((path / WHO).read_bytes())
@@ -103,19 +107,35 @@ def read_who(path: Path, known: dict[str, Any] | None = None) -> dict[str, Any] 
 
 
 def sweep_one(path: Path, after_s: float) -> bool:
-    """Remove a job's folder if the job is gone and it was last written long ago; whether that was so."""
+    """Remove a job's folder if the job is gone and it was last written long ago; whether that was so.
+
+    The folder is left alone unless it is certainly ours: it has a job's name, lies in a folder with our mark, and has
+    nothing in it but what a job writes.
+    """
     try:
-        check(path)
-        age = time.time() - max(os.lstat(each).st_mtime for each in (path, *path.iterdir()))
-        if age < after_s:
+        if not (_KEY.fullmatch(path.name) and (path.parent / MARK).is_file()):
+            return False
+        check_private(path)
+        inside = {name: os.lstat(path / name) for name in os.listdir(path)}
+        if not all(name in _FILES and stat.S_ISREG(found.st_mode) for name, found in inside.items()):
+            return False
+        if time.time() - max(found.st_mtime for found in (os.lstat(path), *inside.values())) < after_s:
             return False
     except OSError:
         return False
     who = read_who(path)
     if who is not None and is_alive(who):
         return False
-    shutil.rmtree(path, ignore_errors=True)
+    remove(path)
     return True
+
+
+def remove(path: Path) -> None:
+    """Remove a job's folder: its files, then the folder, if nothing else is in it."""
+    with contextlib.suppress(OSError):
+        for name in _FILES:
+            (path / name).unlink(missing_ok=True)
+        path.rmdir()
 
 
 def start_of(pid: int) -> int:
