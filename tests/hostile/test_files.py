@@ -8,22 +8,28 @@ Never   anything outside of the test's folder.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
+from multiprocessing import shared_memory
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import outlive
 from outlive._metrics import publishing, runtime, viewing
-from outlive._system import safe_files
+from outlive._system import named, safe_files
 from outlive.doctor.native import remembering
 from outlive.doctor.native.code import Code
 from outlive.doctor.native.elf import Library
 from outlive.graph import SharedGraph
 from outlive.loader import quarantine_file
+from outlive.testing import chaos
+from outlive.testing import plan as chaos_plan
 
 
 def write_checkpoint(path: Path) -> None:
@@ -255,3 +261,78 @@ def test_a_job_that_cannot_publish_removes_only_what_it_made(tmp_path, monkeypat
 
     assert "no map today" in caplog.text
     assert sorted(path.name for path in tmp_path.rglob("*")) == [runtime.MARK, "mine", "outlive"]
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="this system does not list shared memory")
+def test_sweeping_after_a_dead_worker_takes_only_names_that_its_own_job_gave():
+    """Another container, or another program of the user's, may have a process with the same number."""
+    others = ["outlive-70000-0c", "outlive-000000-70000-0c", "outlive-70000"]
+    segments = [shared_memory.SharedMemory(name, create=True, size=16) for name in others]
+    code = "from outlive._system import named; named.create(16, 'outlive-cell')"
+    worker = multiprocessing.get_context("spawn").Process(target=exec, args=(code,))
+    try:
+        worker.start()
+        worker.join()
+        assert worker.pid is not None
+        before = set(os.listdir("/dev/shm"))
+        left = {name for name in before if f"-{worker.pid}-" in name}
+        named.sweep(70000)
+        named.sweep(worker.pid)
+        after = set(os.listdir("/dev/shm"))
+    finally:
+        for segment in segments:
+            segment.close()
+            segment.unlink()
+
+    assert len(left) == 1
+    assert left.isdisjoint(after)
+    assert set(others) <= after
+
+
+def test_a_check_neither_replaces_nor_removes_a_file_of_the_users(tmp_path):
+    """`state_file` names a file that is no state of a check: the check does not begin."""
+    mine = tmp_path / "results.json"
+    mine.write_text('{"accuracy": 0.93}')
+
+    with pytest.raises(outlive.PositionError, match="is no state of a check"):
+        outlive.check(list(range(8)), workers=1, state_file=mine)
+
+    assert mine.read_text() == '{"accuracy": 0.93}'
+
+
+def test_a_check_that_ends_removes_its_own_state_only(tmp_path):
+    """A state of its own goes; what took its place meanwhile stays."""
+    path = tmp_path / "state.json"
+    path.write_text('{"format": "outlive check 1"}')
+    outlive.check(list(range(8)), workers=1, state_file=path)
+    assert not path.exists()
+
+    class Replacing(list):
+        def __getitem__(self, index: Any) -> Any:
+            path.write_text("the user's")
+            return super().__getitem__(index)
+
+    outlive.check(Replacing(range(8)), workers=1, state_file=path, start_method="fork")
+
+    assert path.read_text() == "the user's"
+
+
+def test_chaos_removes_no_folder_that_only_has_the_name_of_one_of_its_own(tmp_path, monkeypatch):
+    """Without the mark, or of another user, or a link: it stays. One that a killed run left goes."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    prefix = f"outlive-chaos-{os.stat('/proc/self/ns/pid').st_ino}-{1 << 22}-"
+    mine, stale, other, link = (tmp_path / f"{prefix}{name}" for name in ("mine", "stale", "other", "link"))
+    for folder in (mine, stale, other):
+        (folder / "deep").mkdir(parents=True)
+        (folder / "deep" / "file").write_text("precious")
+        folder.chmod(0o700)
+    for folder in (stale, other):
+        (folder / ".outlive-chaos").touch()
+    other.chmod(0o777)
+    link.symlink_to(stale)
+
+    with pytest.raises(chaos.ProgramFailedError):
+        chaos.run(["--", "false"], chaos_plan.Plan(kill_every_s=1.0))
+
+    assert sorted(path.name.rpartition("-")[2] for path in tmp_path.iterdir()) == ["link", "mine", "other"]
+    assert (mine / "deep" / "file").read_text() == (other / "deep" / "file").read_text() == "precious"

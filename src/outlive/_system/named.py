@@ -2,7 +2,7 @@
 
 Reads   nothing.
 Writes  named segments; a name exists from the making until whoever it was made for has attached it.
-Never   a name for longer than that: what is left after a kill is swept by the process number in it.
+Never   a name for longer than that: what is left after a kill is swept, by the secret and the process number in it.
 
 A published segment is the exception: it keeps its name, for workers that start later, until its maker withdraws it.
 Python's resource tracker knows of it, and takes the name away when the maker and all that it started are dead.
@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import itertools
 import mmap
+import multiprocessing
 import os
 import sys
 from multiprocessing import resource_tracker
@@ -25,7 +27,6 @@ _WINDOWS = sys.platform == "win32"
 if not _WINDOWS:
     import _posixshmem
 
-_PREFIX = "outlive"
 _numbers = itertools.count()
 _kept: dict[str, mmap.mmap] = {}  # Windows: a segment goes with its last map, so its maker keeps one
 
@@ -34,7 +35,7 @@ def create(size: int, name: str = "outlive") -> Handle:
     """The name of `size` bytes of fresh, zeroed shared memory."""
     while True:
         kind = name.rpartition("-")[2][:1]  # cell, box, message
-        handle = f"/{_PREFIX}-{os.getpid()}-{next(_numbers)}{kind}"  # macOS allows 31 characters
+        handle = f"/{_prefix_of(os.getpid())}{next(_numbers)}{kind}"
         try:
             if _WINDOWS:
                 _kept[handle] = mmap.mmap(-1, max(1, size), tagname=handle)  # type: ignore[call-arg]
@@ -50,6 +51,16 @@ def create(size: int, name: str = "outlive") -> Handle:
         finally:
             os.close(fd)
         return handle
+
+
+def _prefix_of(pid: int) -> str:
+    """What names begin with that a process gives. macOS allows 31 characters.
+
+    The secret that processes started by `multiprocessing` have in common is in it: a process of another container, or
+    of another program, may have the same number, and its memory must not be swept.
+    """
+    secret = hashlib.sha256(b"outlive" + multiprocessing.current_process().authkey).hexdigest()[:6]
+    return f"outlive-{secret}-{pid}-"
 
 
 def attach(handle: Handle, size: int | None = None) -> ctypes.Array[ctypes.c_ubyte]:
@@ -89,7 +100,7 @@ def sweep(pid: int) -> None:
     """Take away the names that a dead process had given and nobody adopted. Only Linux lists them."""
     with contextlib.suppress(OSError):
         for name in os.listdir("/dev/shm"):
-            if name.startswith(f"{_PREFIX}-{pid}-"):
+            if name.startswith(_prefix_of(pid)):
                 discard(f"/{name}")
 
 
@@ -113,7 +124,7 @@ def publish(handle: Handle, size: int) -> None:
 
 def withdraw(handle: Handle) -> None:
     """The name goes, if we gave it; whoever has attached the memory keeps it."""
-    if str(handle).startswith(f"/{_PREFIX}-{os.getpid()}-"):
+    if str(handle).startswith(f"/{_prefix_of(os.getpid())}"):
         discard(handle)
         if not _WINDOWS:
             resource_tracker.unregister(str(handle), "shared_memory")

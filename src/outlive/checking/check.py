@@ -183,6 +183,8 @@ def check(
         checked.file = StateFile(path, checked.fingerprint, checked.choice)
         if resume:
             checked.progress = checked.file.read() or checked.progress
+        else:
+            checked.file.refuse_other_file()
     if output is not None and not Path(output).absolute().parent.is_dir():
         raise FileNotFoundError(f"output={os.fspath(output)!r}: there is no folder {Path(output).absolute().parent}")
     shown = progress if progress is not None else _is_terminal()

@@ -27,6 +27,7 @@ from outlive.loader.fingerprint import Fingerprint
 from outlive.loader.quarantine_file import BadSample, replace_file
 
 _FORMAT = "outlive check 1"
+_BEGINNING = b'{"format": "outlive check '  # of the file, in every version
 _EVERY_S = 2.0
 _COST = 20  # times what writing costs passes before the next
 
@@ -109,10 +110,24 @@ class StateFile:
             progress.position = pickle.loads(base64.b64decode(told["position"]))
         return progress
 
+    def refuse_other_file(self) -> None:
+        """Raise PositionError where this would write over a file of the user's that is no state of a check."""
+        if self.path.is_file() and self.path.stat().st_size and not self._is_state():
+            raise PositionError(
+                f"{self.path} is there, and is no state of a check; name another file, or remove this one"
+            )
+
     def remove(self) -> None:
-        with contextlib.suppress(OSError):  # it lies in a folder of ours, or will be written over
-            if self.path.is_file():  # not /dev/null
+        with contextlib.suppress(OSError):  # then it is written over
+            if self._is_state():
                 self.path.unlink()
+
+    def _is_state(self) -> bool:
+        """Whether a check wrote the file: nothing else may be removed."""
+        if not self.path.is_file():  # /dev/null, say
+            return False
+        with open(self.path, "rb") as file:
+            return file.read(len(_BEGINNING)) == _BEGINNING
 
 
 def path_for(dataset: Any, sample: Any, shard: Any, seed: int) -> Path:

@@ -32,6 +32,7 @@ import psutil
 
 from outlive._system import processes
 from outlive._system.lifeline import Lifeline, hold
+from outlive._system.safe_files import check_private
 from outlive.adoption import launching
 from outlive.incident import Incident
 from outlive.testing import around, beside, surroundings, survival
@@ -42,6 +43,7 @@ from outlive.testing.survival import Outcome, Story
 
 STARTUP = str(Path(__file__).with_name("startup"))
 _PREFIX = "outlive-chaos-"
+_MARK = ".outlive-chaos"  # in every such folder
 _LEAST_LIMIT_S = 30.0
 _TAIL_LINES = 12
 
@@ -369,13 +371,23 @@ def _folder(keep: str | os.PathLike[str] | None) -> Iterator[Path]:
     prefix = f"{_PREFIX}{os.stat('/proc/self/ns/pid').st_ino}-"
     for stale in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         pid = stale.name.removeprefix(prefix).partition("-")[0]
-        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)) and _is_of_chaos(stale):
             shutil.rmtree(stale, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-"))
+    (folder / _MARK).touch()
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_of_chaos(folder: Path) -> bool:
+    """Whether a run of this user's made it: others may give their folders such a name."""
+    try:
+        check_private(folder)
+    except OSError:
+        return False
+    return (folder / _MARK).is_file()
 
 
 # ---------------------------------------------------------------- words
