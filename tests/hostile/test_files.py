@@ -266,7 +266,7 @@ def test_a_job_that_cannot_publish_removes_only_what_it_made(tmp_path, monkeypat
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="this system does not list shared memory")
 def test_sweeping_after_a_dead_worker_takes_only_names_that_its_own_job_gave():
     """Another container, or another program of the user's, may have a process with the same number."""
-    others = ["outlive-70000-0c", "outlive-000000-70000-0c", "outlive-70000"]
+    others = ["outlive-70000-0c", "outlive-70000-000000-0c", "outlive-70000"]
     segments = [shared_memory.SharedMemory(name, create=True, size=16) for name in others]
     code = "from outlive._system import named; named.create(16, 'outlive-cell')"
     worker = multiprocessing.get_context("spawn").Process(target=exec, args=(code,))
@@ -275,7 +275,7 @@ def test_sweeping_after_a_dead_worker_takes_only_names_that_its_own_job_gave():
         worker.join()
         assert worker.pid is not None
         before = set(os.listdir("/dev/shm"))
-        left = {name for name in before if f"-{worker.pid}-" in name}
+        left = {name for name in before if name.startswith(f"outlive-{worker.pid}-")}
         named.sweep(70000)
         named.sweep(worker.pid)
         after = set(os.listdir("/dev/shm"))

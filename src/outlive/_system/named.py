@@ -60,7 +60,7 @@ def _prefix_of(pid: int) -> str:
     of another program, may have the same number, and its memory must not be swept.
     """
     secret = hashlib.sha256(b"outlive" + multiprocessing.current_process().authkey).hexdigest()[:6]
-    return f"outlive-{secret}-{pid}-"
+    return f"outlive-{pid}-{secret}-"
 
 
 def attach(handle: Handle, size: int | None = None) -> ctypes.Array[ctypes.c_ubyte]:
