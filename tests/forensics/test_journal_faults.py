@@ -92,7 +92,7 @@ def test_a_disk_that_is_really_full_costs_only_the_journal(tmp_path):
     small = tmp_path / "small"
     small.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs", str(small)], capture_output=True, check=False
     )
     if mounted.returncode:
         pytest.skip("mounting is not allowed here")

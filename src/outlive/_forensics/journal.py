@@ -8,17 +8,19 @@ Never   values of samples, only indices. Never disturbs a job: a disk that is fu
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from outlive._forensics.courier import Courier
 from outlive._forensics.job import Job, this_job
+from outlive._system.safe_files import check_private
 from outlive.incident import Incident
 
 log = logging.getLogger("outlive")
@@ -47,6 +49,10 @@ _NETWORK = (
 )
 
 
+class UnreadableError(ValueError):
+    """An incident in the journal that this version cannot make sense of."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """An incident in the journal, and the job it happened in."""
@@ -63,7 +69,42 @@ class Entry:
 
     @property
     def incident(self) -> Incident:
-        return replace(Incident.from_json(self.json), id=self.id)
+        """UnreadableError: it is damaged, or a newer version tells incidents in another way."""
+        try:
+            return replace(Incident.from_json(self.json), id=self.id)
+        except Exception as error:
+            raise self._unreadable(error) from None
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[Incident]:
+        """The incident. What cannot be shown of it in the block is an UnreadableError, too."""
+        try:
+            yield self.incident
+        except UnreadableError:
+            raise
+        except Exception as error:
+            raise self._unreadable(error) from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything that is known, as JSON has it."""
+        import json
+        from dataclasses import asdict
+
+        try:
+            return {**json.loads(self.json), "id": self.id, "job": asdict(self.job)}
+        except (ValueError, TypeError, RecursionError) as error:
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: Exception) -> UnreadableError:
+        why = f"{type(error).__name__}: {error}"
+        return UnreadableError(f"incident {self.id} is damaged, or written by a newer version of outlive ({why[:200]})")
+
+
+class Entries(list[Entry]):
+    """Entries, newest first."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []  # what could not be read, a sentence each
 
 
 def add(incident: Incident) -> None:
@@ -94,32 +135,59 @@ def home() -> Path:
     return (Path(state) if os.path.isabs(state) else Path("~/.local/state").expanduser()) / "outlive"
 
 
+def make_home() -> Path:
+    """The same, made if it is not there; UnsafeFolder where another user could have put things there."""
+    folder = home()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_home()
+    return folder
+
+
+def _check_home() -> None:
+    folder = home()
+    if os.path.lexists(folder):
+        check_private(Path(os.path.realpath(folder)))  # the user may have moved it, and left a link
+
+
 def path() -> Path:
     """The file that this machine writes: on a file system that others see, each machine has its own."""
     host = f"-{this_job().host}" if is_network_folder(home()) else ""
     return home() / f"journal{host}.sqlite3"
 
 
-def find(*, limit: int = -1, **conditions: Any) -> list[Entry]:
+def find(*, limit: int = -1, **conditions: Any) -> Entries:
     """Entries of all machines that write here, newest first; `journal_file.Choice` has the conditions."""
-    from outlive._forensics.journal_file import Choice, JournalFile
+    import sqlite3
 
-    rows = [row for file in _paths() for row in JournalFile(file).find(Choice(**conditions), limit=limit)]
-    rows.sort(key=lambda row: row.time, reverse=True)
-    return [
-        Entry(
-            row.id,
-            row.time,
-            row.verdict,
-            row.kind,
-            row.sentence,
-            tuple(row.samples.splitlines()),
-            row.slot,
-            Job(row.command, row.folder, row.pid, row.host, row.rank),
-            row.json,
-        )
-        for row in (rows if limit < 0 else rows[:limit])
-    ]
+    from outlive._forensics.journal_file import Choice, ForeignJournalError, JournalFile, NewerJournalError
+
+    found = Entries()
+    failed: list[Exception] = []
+    for file in _paths():
+        try:
+            rows, unreadable, broken_off = JournalFile(file).find(Choice(**conditions), limit=limit)
+        except (sqlite3.Error, ForeignJournalError, NewerJournalError) as error:
+            failed.append(error)
+            found.problems.append(f"{file} cannot be read: {error}")
+            continue
+        if unreadable:
+            found.problems.append(f"{_counted(unreadable)} in {file} cannot be read: damaged, or by a newer outlive")
+        if broken_off:
+            found.problems.append(f"the rest of {file} cannot be read: {broken_off}")
+        for row in rows:
+            samples = tuple(row.samples.splitlines())
+            job = Job(row.command, row.folder, row.pid, row.host, row.rank)
+            found.append(Entry(row.id, row.time, row.verdict, row.kind, row.sentence, samples, row.slot, job, row.json))
+    if failed and len(failed) == len(found.problems) and not found:
+        raise failed[0]
+    found.sort(key=lambda entry: entry.time, reverse=True)
+    if limit >= 0:
+        del found[limit:]
+    return found
+
+
+def _counted(incidents: int) -> str:
+    return f"{incidents} incident{'' if incidents == 1 else 's'}"
 
 
 def forget(**conditions: Any) -> int:
@@ -130,6 +198,7 @@ def forget(**conditions: Any) -> int:
 
 
 def _paths() -> list[Path]:
+    _check_home()
     return sorted(home().glob("journal*.sqlite3"))
 
 
@@ -184,6 +253,7 @@ def _write(posted: Sequence[tuple[Incident, Job]]) -> None:
             from outlive import plain, tables  # noqa: F401
             from outlive._forensics.journal_file import JournalFile
         rows = _rows(posted)
+        make_home()
         where = path()
         file = JournalFile(where, size_bytes=read_size_bytes(), shared=is_network_folder(where))
         file.write(rows, deadline_s=WRITE_TIMEOUT_S, gate=fork_gate)

@@ -2,7 +2,8 @@
 
 Reads   the file.
 Writes  the file, never more than its size allows; sets a damaged one aside.
-Never   stays open: a process that forks must carry no connection along.
+Never   stays open: a process that forks must carry no connection along. Never writes to another program's database,
+        nor removes or replaces a file.
 
     write ──► begin immediate ─► insert ─► oldest out, while too large ─► commit
                  └ locked: short waits, with the gate open in between
@@ -11,18 +12,21 @@ Never   stays open: a process that forks must carry no connection along.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 SCHEMA = 1
 _APPLICATION = 0x686F6C64  # «hold»: what `file` shows
 _SHORT_WAIT_S = 0.1
 _KEEP = 0.9  # of the size, once it is exceeded: not every write should have to delete
-_DAMAGED = ".damaged"
+_DAMAGED, _MOST_DAMAGED = ".damaged", 3
+_PARTS = ("-wal", "-shm", "-journal", "")  # SQLite's own files beside it first
 _TABLES = """
 CREATE TABLE incidents (
     number INTEGER PRIMARY KEY,
@@ -50,6 +54,10 @@ class NewerJournalError(Exception):
     """A newer version of outlive made this file: it is left as it is."""
 
 
+class ForeignJournalError(OSError):
+    """Another program made this file: it is left as it is."""
+
+
 @dataclass(frozen=True)
 class Row:
     """An incident as it stands in the file."""
@@ -68,6 +76,23 @@ class Row:
     host: str
     rank: int | None
     json: str
+
+
+class Found(NamedTuple):
+    """Rows of a file, and what of it could not be read."""
+
+    rows: list[Row]
+    unreadable: int = 0
+    broken_off: str = ""  # why the rest is missing
+
+
+_TEXT = (str,)
+_KINDS = (_TEXT, (float,), *(_TEXT,) * 5, (int,), *(_TEXT,) * 2, (int,), _TEXT, (int, type(None)), _TEXT)  # of a Row
+
+
+def _is_row(values: tuple[object, ...]) -> bool:
+    """Whether these are a row's. SQLite stores anything in any column, and a damaged file has anything."""
+    return all(type(value) in kinds for value, kinds in zip(values, _KINDS)) and math.isfinite(values[1])  # type: ignore[arg-type]
 
 
 _COLUMNS = ", ".join(f.name for f in fields(Row))
@@ -133,17 +158,30 @@ class JournalFile:
                     self._set_aside_if_damaged()
             time.sleep(_SHORT_WAIT_S / 4)
 
-    def find(self, choice: Choice, *, limit: int = -1) -> list[Row]:
+    def find(self, choice: Choice, *, limit: int = -1) -> Found:
         """The rows of a choice, newest first."""
         if not self.path.exists():
-            return []
+            return Found([])
         where, values = choice.where()
         query = f"SELECT {_COLUMNS} FROM incidents{where} ORDER BY time DESC, number DESC LIMIT ?"
+        found: list[Row] = []
+        unreadable = 0
         with self._open_to_read() as connection:
-            if not _version(connection):
-                return []  # made, and not yet filled
+            if not _version(connection) and not _is_foreign(connection):
+                return Found([])  # made, and not yet filled
             _check_version(connection, self.path)
-            return [Row(*row) for row in connection.execute(query, [*values, limit])]
+            connection.text_factory = lambda text: text.decode("utf-8", "replace")
+            try:
+                for row in connection.execute(query, [*values, limit]):
+                    if _is_row(row):
+                        found.append(Row(*row))
+                    else:
+                        unreadable += 1
+            except sqlite3.DatabaseError as error:
+                if not found:
+                    raise
+                return Found(found, unreadable, str(error))
+        return Found(found, unreadable)
 
     def delete(self, choice: Choice) -> int:
         """Remove the rows of a choice, and give their room back; answers how many there were."""
@@ -191,7 +229,7 @@ class JournalFile:
     def _open(self, *, wait_s: float) -> Iterator[sqlite3.Connection]:
         connection = sqlite3.connect(self.path, timeout=wait_s, isolation_level=None, check_same_thread=True)
         try:
-            if not _version(connection):
+            if not _version(connection) and not _is_foreign(connection):
                 self._make(connection)
             _check_version(connection, self.path)
             connection.execute("PRAGMA synchronous = NORMAL")
@@ -226,12 +264,18 @@ class JournalFile:
         with _alone(self.path.with_name(self.path.name + ".lock")) as alone:
             if not alone or self._is_sound():
                 return
-            aside = self.path.with_name(self.path.name + _DAMAGED)
-            with contextlib.suppress(FileNotFoundError):
-                os.replace(self.path, aside)  # the last one only: they must not fill a disk
-            for suffix in ("-wal", "-shm", "-journal"):
+            aside = self._free_name()
+            for part in _PARTS:
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(f"{self.path}{suffix}")
+                    os.rename(f"{self.path}{part}", f"{aside}{part}")
+
+    def _free_name(self) -> str:
+        """For a damaged file. Nothing is replaced, and only so many are kept: they must not fill a disk."""
+        for number in range(1, _MOST_DAMAGED + 1):
+            aside = f"{self.path}{_DAMAGED}{f'-{number}' if number > 1 else ''}"
+            if not any(os.path.lexists(f"{aside}{part}") for part in _PARTS):
+                return aside
+        raise OSError(f"{self.path} is damaged, and so were {_MOST_DAMAGED} before it: remove {self.path}{_DAMAGED}*")
 
     def _is_sound(self) -> bool:
         connection = sqlite3.connect(self.path, timeout=_SHORT_WAIT_S, isolation_level=None)
@@ -261,7 +305,16 @@ def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
+def _is_foreign(connection: sqlite3.Connection) -> bool:
+    """Whether it is another program's database. An empty one may become a journal."""
+    (identity,) = connection.execute("PRAGMA application_id").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    return bool(identity != _APPLICATION and (identity or tables))
+
+
 def _check_version(connection: sqlite3.Connection, path: Path) -> None:
+    if _is_foreign(connection):
+        raise ForeignJournalError(f"{path} is a database of another program's: set OUTLIVE_HOME to another folder")
     if _version(connection) > SCHEMA:
         raise NewerJournalError(f"{path} was made by a newer version of outlive: update this one to read or write it")
 

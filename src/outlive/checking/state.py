@@ -140,4 +140,4 @@ def default_path(what: Fingerprint, choice: Choice) -> Path:
     told = f"{what.digest}-{choice.shard + 1}of{choice.shards}"
     if choice.share is not None or choice.number is not None:
         told += f"-{choice.share or choice.number:g}-{choice.seed}"
-    return journal.home() / "checks" / f"{told}.json"
+    return journal.make_home() / "checks" / f"{told}.json"

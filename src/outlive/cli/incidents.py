@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import textwrap
 import time
-from dataclasses import asdict
 
 import click
 
@@ -38,11 +37,15 @@ def command(verdict: str | None, since: float | None, job: str, sample: str, lim
     found = asking.asked(
         journal.find, limit=limit + 1, verdict=verdict or "", since=since, job=job.strip(), sample=sample.strip()
     )
+    asking.complain(found.problems)
     if not found:
         asking.nothing("no incidents" if not (verdict or since or job or sample) else "no such incidents")
     if as_json:
         for entry in found[:limit]:
-            click.echo(json.dumps(json.loads(entry.json) | {"id": entry.id, "job": asdict(entry.job)}))
+            try:
+                click.echo(json.dumps(entry.to_dict()))
+            except journal.UnreadableError as error:
+                asking.complain([str(error)])
         return
     now = time.time()
     last_job = None

@@ -17,14 +17,13 @@ from __future__ import annotations
 import json
 import re
 import time
-from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
 import click
 
 from outlive._forensics import page, report, words
-from outlive._forensics.journal import Entry
+from outlive._forensics.journal import Entry, UnreadableError
 from outlive._system import safe_files
 from outlive.cli import asking
 
@@ -42,33 +41,36 @@ def command(id: str, html: str | None, as_json: bool) -> None:
     if html is not None and id == "last" and _ID.fullmatch(html):
         id, html = html, _BY_ID  # `--html 7f3a`: nobody means a file of that name
     entry = asking.one(id)
-    if as_json:
-        told = json.loads(entry.json) | {"id": entry.id, "job": asdict(entry.job)}
-        click.echo(json.dumps(told, indent=2))
-    elif html is not None:
-        _write_page(entry, f"outlive-{entry.id}.html" if html == _BY_ID else html)
-    else:
-        click.echo("\n".join(lines(entry, time.time())))
+    try:
+        if as_json:
+            click.echo(json.dumps(entry.to_dict(), indent=2))
+        elif html is not None:
+            _write_page(entry, f"outlive-{entry.id}.html" if html == _BY_ID else html)
+        else:
+            click.echo("\n".join(lines(entry, time.time())))
+    except UnreadableError as error:
+        raise click.ClickException(str(error)) from None
 
 
 def lines(entry: Entry, now: float) -> list[str]:
     """The report for a terminal."""
-    incident = entry.incident
-    name = entry.verdict or entry.kind
-    out = [words.tame(f"{entry.id}  {name}"), f"{words.local(entry.time)}, {words.ago(entry.time, now)}", ""]
-    out += words.rows([("", report.headline(incident))], width=words.WIDTH + 12)
-    out[3:] = [line.strip() for line in out[3:]]
-    out += ["", *words.rows(list(report.summary(incident).rows))]
-    for section in report.sections(incident, entry.job):
-        out += ["", section.title, "─" * len(section.title), *words.rows(list(section.rows))]
-        if section.text:
-            out += [""] if section.rows else []
-            out += [f"  {line}".rstrip() for line in words.tame(section.text).split("\n")]
+    with entry.shown() as incident:
+        name = entry.verdict or entry.kind
+        out = [words.tame(f"{entry.id}  {name}"), f"{words.local(entry.time)}, {words.ago(entry.time, now)}", ""]
+        out += words.rows([("", report.headline(incident))], width=words.WIDTH + 12)
+        out[3:] = [line.strip() for line in out[3:]]
+        out += ["", *words.rows(list(report.summary(incident).rows))]
+        for section in report.sections(incident, entry.job):
+            out += ["", section.title, "─" * len(section.title), *words.rows(list(section.rows))]
+            if section.text:
+                out += [""] if section.rows else []
+                out += [f"  {line}".rstrip() for line in words.tame(section.text).split("\n")]
     return out
 
 
 def _write_page(entry: Entry, file: str) -> None:
-    text = page.of_incident(entry.incident, entry.job, now=time.time(), version=metadata.version("outlive"))
+    with entry.shown() as incident:
+        text = page.of_incident(incident, entry.job, now=time.time(), version=metadata.version("outlive"))
     if file == "-":
         click.echo(text, nl=False)
         return

@@ -23,10 +23,11 @@ _MOST = 500
 _MOST_OF_A_RUN = 50
 
 
-def runs(limit: int = _MOST) -> list[dict[str, Any]]:
-    """Past and present runs, the newest first, with their last incidents."""
+def runs(limit: int = _MOST) -> dict[str, Any]:
+    """Past and present runs, the newest first, with their last incidents; and what of the journal cannot be read."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for entry in journal.find(limit=limit):
+    entries = journal.find(limit=limit)
+    for entry in entries:
         job = entry.job
         run = found.setdefault(
             (job.host, job.pid, job.command, job.folder, job.rank),
@@ -38,7 +39,7 @@ def runs(limit: int = _MOST) -> list[dict[str, Any]]:
         run["verdicts"][name] = run["verdicts"].get(name, 0) + 1
         if len(run["incidents"]) < _MOST_OF_A_RUN:
             run["incidents"].append(_row(entry))
-    return list(found.values())
+    return {"runs": list(found.values()), "problems": entries.problems}
 
 
 def _row(entry: Entry) -> dict[str, Any]:
@@ -60,22 +61,23 @@ def one(ident: str) -> Entry | None:
 
 
 def sections(entry: Entry) -> dict[str, Any]:
-    incident = entry.incident
-    verdict = incident.verdict
-    found: Sequence[report.Section] = [report.summary(incident), *report.sections(incident, entry.job)]
-    return {
-        "id": entry.id,
-        "time": entry.time,
-        "headline": report.headline(incident),
-        "verdict": entry.verdict or entry.kind,
-        "confidence": str(verdict.confidence) if verdict else "",
-        "sections": [{"title": each.title, "rows": list(each.rows), "text": each.text} for each in found],
-    }
+    with entry.shown() as incident:
+        verdict = incident.verdict
+        found: Sequence[report.Section] = [report.summary(incident), *report.sections(incident, entry.job)]
+        return {
+            "id": entry.id,
+            "time": entry.time,
+            "headline": report.headline(incident),
+            "verdict": entry.verdict or entry.kind,
+            "confidence": str(verdict.confidence) if verdict else "",
+            "sections": [{"title": each.title, "rows": list(each.rows), "text": each.text} for each in found],
+        }
 
 
 def as_json(entry: Entry) -> str:
-    return json.dumps(json.loads(entry.json) | {"id": entry.id, "job": asdict(entry.job)}, indent=2)
+    return json.dumps(entry.to_dict(), indent=2)
 
 
 def as_html(entry: Entry) -> str:
-    return page.of_incident(entry.incident, entry.job, now=time.time(), version=metadata.version("outlive"))
+    with entry.shown() as incident:
+        return page.of_incident(incident, entry.job, now=time.time(), version=metadata.version("outlive"))

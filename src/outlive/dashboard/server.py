@@ -135,7 +135,7 @@ def application(hub: Hub) -> Starlette:
             return _error(404, str(error))
 
     async def runs(request: Request) -> Response:
-        return await _of_journal(lambda: JSONResponse({"runs": past.runs()}))
+        return await _of_journal(lambda: JSONResponse(past.runs()))
 
     async def incident(request: Request) -> Response:
         name, _, form = request.path_params["name"].partition(".")

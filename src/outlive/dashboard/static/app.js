@@ -137,12 +137,13 @@ async function showPast() {
     const response = await fetch("/api/incidents");
     const told = await response.json();
     if (!response.ok) throw new Error(told.error);
-    if (!told.runs.length) { fill(body, el("p", { class: "faint" }, "The journal has no incidents.")); return; }
-    fill(body, told.runs.map((run) => el("details", { class: "run" },
+    const problems = told.problems.map((problem) => el("p", { class: "bad" }, problem));
+    if (!told.runs.length) { fill(body, [...problems, el("p", { class: "faint" }, "The journal has no incidents.")]); return; }
+    fill(body, problems.concat(told.runs.map((run) => el("details", { class: "run" },
       el("summary", {}, el("b", {}, run.command || "python"), ` · ${counted(run.count, "incident")} · ${day(run.last)}`, run.rank === null ? "" : ` · rank ${run.rank}`),
       el("p", { class: "faint" }, `${run.folder} · pid ${run.pid} on ${run.host} · ${Object.entries(run.verdicts).map(([name, count]) => `${name} ${count}`).join(", ")}`),
       el("ol", { class: "incidents" }, run.incidents.map((each) => el("li", {}, el("time", {}, day(each.time)), " ",
-        el("button", { type: "button", class: "open-incident", on: { click: () => showIncident(each.id, each) } }, each.sentence)))))));
+        el("button", { type: "button", class: "open-incident", on: { click: () => showIncident(each.id, each) } }, each.sentence))))))));
   } catch (error) {
     fill(body, el("p", { class: "bad" }, String(error.message)));
   }

@@ -1,0 +1,3 @@
+"""What programs of these tests load."""
+
+numbers = list(range(8))
