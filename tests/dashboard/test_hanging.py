@@ -96,7 +96,7 @@ def test_a_viewer_that_stops_reading_is_dropped_and_others_go_on(server: Server)
     who: dict[str, Any] = {"pid": os.getpid(), "start": runtime.start_of(os.getpid()), "key": "7-0-a"}
     (folder / runtime.WHO).write_text(json.dumps(who))
     writer = history.Writer(folder, most_bytes=1 << 30)
-    writer.write([{"kind": "incident", "id": "ab", "sentence": "x" * 20_000, "samples": []} for _ in range(800)])
+    writer.write([{"kind": "resized", "why": "x" * 20_000} for _ in range(800)])
     assert wait_until(lambda: bool(server.jobs()), DEADLINE_S)
 
     with listening(server) as lively, listening(server, room=4096) as stuck:

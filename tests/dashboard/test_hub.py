@@ -37,7 +37,7 @@ def test_a_job_that_ended_a_while_ago_is_left_alone_until_it_has_news(monkeypatc
     later = [watched.read({}), watched.read({})]
     still = len(looks)
     with open(job.path / runtime.EVENTS, "a") as file:
-        file.write('{"n": 999, "kind": "epoch-ended", "time": 1.0}\n')
+        file.write('{"n": 999, "kind": "epoch-ended", "time": 1.0, "epoch": 0, "delivered": 2}\n')
     news = watched.read({})
 
     assert [event["kind"] for event in first][-1] == "job-ended"

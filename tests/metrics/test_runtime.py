@@ -261,7 +261,7 @@ def test_events_are_bounded_and_readers_find_their_place(tmp_path):
     after = 0
 
     for number in range(300):
-        writer.write([{"kind": "tick", "value": "x" * 50}])
+        writer.write([{"kind": "resized", "why": "x" * 50}])
         if number % 7 == 0:
             while True:
                 events, after = reader.events(after, 5)

@@ -42,6 +42,60 @@ def cut(text: str) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
+_WORKER = {"slot": int, "incarnation": int}
+_ABOUT = {"id": str, "slot": int, "samples": list}
+_NUMBER = (int, float)
+_COUNTS = ("delivered", "samples", "bytes", "restarts", "retries", "recycled", "quarantined", "incidents", "workers")
+_FIELDS: dict[str, dict[str, Any]] = {  # by kind, of what type each is
+    "job-began": {"pid": int, "slots": int},
+    "epoch-began": {"epoch": int},
+    "epoch-ended": {"epoch": int, "delivered": int},
+    "worker-started": _WORKER,
+    "worker-ready": _WORKER,
+    "worker-died": {**_WORKER, "pid": int, "how": str, "hung": bool, "doing": str, "batch": int, "seconds": _NUMBER},
+    "worker-recycled": {**_WORKER, "pid": int, "why": str},
+    "worker-unstarted": {**_WORKER, "how": str},
+    "incident": {
+        **dict.fromkeys(("incident", "sentence", "verdict", "cause", "action"), str),
+        **dict.fromkeys(("incarnation", "pid", "batch", "epoch"), int),
+        **{**_ABOUT, "described": list, "seconds": _NUMBER},
+    },
+    "retry": _ABOUT,
+    "quarantine": {**_ABOUT, "verdict": str, "replaced": bool},
+    "breaker": {"id": str, "sentence": str, "open": bool},
+    "resized": {"why": str},
+    "given-up": {"limit": str, "why": str},
+    "tick": {**dict.fromkeys(_COUNTS, int), "wait_seconds": _NUMBER, "trainer_seconds": _NUMBER, "slots": list},
+}
+_SLOT = {"private": int, "shared": int, "cpu": _NUMBER}  # of a tick, where it is known
+_PLAIN = (int, float, str, type(None))
+
+
+def is_sound(event: Any) -> bool:
+    """Whether viewers can show an event: what its kind has is there, and of the right type. A kind that this version
+    does not know may have anything."""
+    if not (isinstance(event, dict) and type(event.get("n")) is int and isinstance(event.get("kind"), str)):
+        return False
+    if not _is(event.get("time"), _NUMBER):
+        return False
+    if not all(_is(event.get(name), kind) for name, kind in _FIELDS.get(event["kind"], {}).items()):
+        return False
+    if event["kind"] == "tick":
+        return all(isinstance(slot, dict) and _is_slot(slot) for slot in event["slots"])
+    texts = event.get("described", []) if event["kind"] == "incident" else []
+    samples = event["samples"] if "samples" in _FIELDS.get(event["kind"], {}) else []
+    return all(isinstance(text, str) for text in texts) and all(isinstance(sample, _PLAIN) for sample in samples)
+
+
+def _is_slot(slot: dict[str, Any]) -> bool:
+    known = {**_WORKER, "doing": str, **{name: kind for name, kind in _SLOT.items() if name in slot}}
+    return all(_is(slot.get(name), kind) for name, kind in known.items())
+
+
+def _is(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
 class Fold:
     """One job's counts."""
 

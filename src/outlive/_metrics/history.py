@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from outlive._metrics import runtime
+from outlive._metrics.fold import is_sound
 
 MOST_BYTES = 4 << 20  # of one file
 TICK_S = 1.0
@@ -61,6 +62,8 @@ class Reader:
         self._folder = folder
         self._place = (0, 0, 0)  # the file's inode, how far, and the number of the last event before that
         self._read = (-1, -1)  # which file was last read, and of what size
+        self._looked: dict[int, int] = {}  # by inode, how far lines have been looked at
+        self.unreadable = 0  # lines that are no events, or not as this version writes them
 
     def events(self, after: int, limit: int) -> tuple[list[dict[str, Any]], int]:
         inode, at, last = self._place
@@ -71,9 +74,9 @@ class Reader:
             if last != after or current.st_ino != inode:
                 at = 0
                 with contextlib.suppress(OSError), open(self._folder / runtime.EARLIER, "rb") as earlier:
-                    _take(earlier, 0, after, limit, found)
+                    self._take(earlier, 0, after, limit, found)
             if len(found) < limit:
-                inode, at = current.st_ino, _take(file, at, after, limit, found)
+                inode, at = current.st_ino, self._take(file, at, after, limit, found)
         reached = found[-1]["n"] if found else after
         self._place = (inode, at, reached)
         return found, reached
@@ -86,18 +89,29 @@ class Reader:
             return False
         return (current.st_ino, current.st_size) != self._read
 
-
-def _take(file: BinaryIO, at: int, after: int, limit: int, found: list[dict[str, Any]]) -> int:
-    """Whole lines from there on; a half one, of a writer that is at it or was killed, is left."""
-    file.seek(at)
-    for line in file:
-        if len(found) >= limit or not line.endswith(b"\n"):
-            break
-        at += len(line)
-        try:
-            event = json.loads(line)
-            if event["n"] > after:
+    def _take(self, file: BinaryIO, at: int, after: int, limit: int, found: list[dict[str, Any]]) -> int:
+        """Whole lines from there on; a half one, of a writer that is at it or was killed, is left."""
+        file.seek(at)
+        inode = os.fstat(file.fileno()).st_ino
+        looked = self._looked.get(inode, 0)
+        for line in file:
+            if len(found) >= limit or not line.endswith(b"\n"):
+                break
+            at += len(line)
+            event = _event(line)
+            if event is None:
+                self.unreadable += at > looked
+            elif event["n"] > after:
                 found.append(event)
-        except (ValueError, KeyError, TypeError):
-            continue  # the line that a full disk cut short, and what was written behind it
-    return at
+        other = [pair for pair in self._looked.items() if pair[0] != inode][-1:]
+        self._looked = {**dict(other), inode: max(looked, at)}
+        return at
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """None: the line that a full disk cut short, and what was written behind it; or one of another version."""
+    try:
+        event: dict[str, Any] = runtime.parse(line)
+    except ValueError:
+        return None
+    return event if is_sound(event) else None

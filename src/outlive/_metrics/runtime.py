@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import stat
@@ -17,7 +18,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from outlive._system.safe_files import check_private, create
 
@@ -73,9 +76,9 @@ def _mark(home: Path) -> None:
             os.close(descriptor)
 
 
-def found(home: Path, known: Mapping[str, dict[str, Any]]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Every job's folder that is ours, with who it is (by their paths, who is `known` from before). Those of jobs that
-    are long gone are removed on the way."""
+def found(home: Path, known: Mapping[str, dict[str, Any]]) -> Iterator[tuple[Path, dict[str, Any] | None]]:
+    """Every job's folder that is ours, with who it is (by their paths, who is `known` from before); None: that cannot
+    be read. Those of jobs that are long gone are removed on the way."""
     try:
         check_private(home)
         names = sorted(filter(_KEY.fullmatch, os.listdir(home)))
@@ -86,6 +89,8 @@ def found(home: Path, known: Mapping[str, dict[str, Any]]) -> Iterator[tuple[Pat
         path = home / name
         who = read_who(path, known.get(str(path)))
         if who is None:
+            if is_whole(path) and not sweep_one(path, SWEEP_S):
+                yield path, None
             continue
         process = who["pid"], who.get("start")
         if process not in living:
@@ -94,16 +99,60 @@ def found(home: Path, known: Mapping[str, dict[str, Any]]) -> Iterator[tuple[Pat
             yield path, who
 
 
+def is_whole(path: Path) -> bool:
+    """Whether a job of this user's has said who it is: it does so last."""
+    try:
+        check_private(path)
+    except OSError:
+        return False
+    return (path / WHO).exists()
+
+
+class _Who(msgspec.Struct):
+    """What a job says of itself."""
+
+    pid: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
+    start: int = 0
+    command: str = ""
+    folder: str = ""
+    rank: int | None = None
+    world_size: int | None = None
+    run: str = ""
+    kind: str = "loader"
+    name: str = ""
+    began: float = 0.0
+    limits: dict[str, int | float | str | None] = {}
+    here: bool = False
+
+
 def read_who(path: Path, known: dict[str, Any] | None = None) -> dict[str, Any] | None:
     """None: it is no job's, or not to be trusted. `known`: from before; that does not change."""
     try:
         check_private(path)
         if known is not None:
             return known
-        told = json.loads((path / WHO).read_bytes())
-        return told if isinstance(told, dict) and isinstance(told.get("pid"), int) else None
-    except (OSError, ValueError):
+        if not (path / WHO).is_file():  # a pipe would be waited for
+            return None
+        told: dict[str, Any] = msgspec.to_builtins(msgspec.convert(parse((path / WHO).read_bytes()), _Who))
+        return told
+    except (OSError, ValueError, msgspec.ValidationError):
         return None
+
+
+def parse(text: bytes) -> Any:
+    """JSON; ValueError also for what is not: numbers without an end, and more brackets than Python can follow."""
+    try:
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _finite(number: str) -> float:
+    return float(number) if math.isfinite(float(number)) else _refuse(number)
 
 
 def sweep_one(path: Path, after_s: float) -> bool:

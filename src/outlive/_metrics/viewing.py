@@ -8,7 +8,6 @@ Never   waits for a job, or has it do anything in order to be looked at.
 from __future__ import annotations
 
 import contextlib
-import json
 import mmap
 import os
 import shutil
@@ -35,13 +34,22 @@ _LOAD = ("on_cpu", "starved", "waiting", "idle", "disk", "seconds")
 _known: dict[str, Job] = {}
 
 
-def jobs(*, folder: str | os.PathLike[str] | None = None) -> list[Job]:
+class Jobs(list["Job"]):
+    """Jobs, and how many more there are of which nothing can be read."""
+
+    unreadable = 0
+
+
+def jobs(*, folder: str | os.PathLike[str] | None = None) -> Jobs:
     """Loaders and pools of this user on this machine, the oldest run first, ranks of a run together and in their order:
     those that live, and those that ended not long ago. Jobs that are long gone are swept. `folder`: where to look,
     instead of the user's runtime folder.
     """
-    home, found = runtime.folder() if folder is None else Path(folder), []
+    home, found, unreadable = runtime.folder() if folder is None else Path(folder), [], 0
     for path, who in runtime.found(home, {key: job.who for key, job in _known.items()}):
+        if who is None:
+            unreadable += 1
+            continue
         job = _known.get(str(path))
         if job is None:
             job = _known[str(path)] = Job(path, who)
@@ -52,7 +60,9 @@ def jobs(*, folder: str | os.PathLike[str] | None = None) -> list[Job]:
     begun: dict[str, float] = {}
     for job in found:
         begun[job.run] = min(job.began, begun.get(job.run, job.began))
-    return sorted(found, key=lambda job: (begun[job.run], job.run, job.rank or 0, job.began, job.key))
+    told = Jobs(sorted(found, key=lambda job: (begun[job.run], job.run, job.rank or 0, job.began, job.key)))
+    told.unreadable = unreadable
+    return told
 
 
 class Job:
@@ -60,7 +70,7 @@ class Job:
 
     def __init__(self, path: Path, who: dict[str, Any]) -> None:
         self.path = path
-        self.key = str(who.get("key") or path.name)
+        self.key = path.name
         self.pid = int(who["pid"])
         self.command = str(who.get("command", ""))
         self.folder = str(who.get("folder", ""))
@@ -143,8 +153,7 @@ class Job:
         waiting = max(0, clock - max(waits_since, head["clock_ns"])) if waits_since else 0
         wait = (head["wait_ns"] + waiting) / 1e9
         in_epochs = head["epochs_ns"] + (max(0, clock - head["epoch_since_ns"]) if head["epoch_since_ns"] else 0)
-        with contextlib.suppress(ValueError):
-            by_verdict = json.loads(picture.texts["by_verdict"] or "{}")
+        by_verdict = _counts(picture.texts["by_verdict"])
         counts = {
             name: head[name]
             for name in (
@@ -167,7 +176,7 @@ class Job:
             "cells": {"bytes": head["cell_bytes"], "count": head["cells"]},
             "memory_limit": head["memory_limit"] or None,
             "histograms": layout.histograms(picture.times),
-            "by_verdict": by_verdict if isinstance(by_verdict, dict) else {},
+            "by_verdict": by_verdict,
             "slots": [self._slot(n, row, head["memory_limit"], alive, slate) for n, row in enumerate(picture.rows)],
         }
 
@@ -257,6 +266,11 @@ class Job:
         """What has happened after the event of that number, `limit` at most, and the number to go on from."""
         return self._reader.events(after, limit)
 
+    @property
+    def unreadable(self) -> int:
+        """How many events were passed over: damaged, or not as this version writes them."""
+        return self._reader.unreadable
+
     def has_news(self) -> bool:
         """Whether there are events beyond those that were read."""
         return self._reader.has_news()
@@ -314,6 +328,15 @@ def stand_back() -> None:
         os.nice(_NICE)
 
 
+def _counts(text: str) -> dict[str, int]:
+    """Of JSON; a text that was cut short, or is no such thing, has none."""
+    try:
+        told = runtime.parse(text.encode() or b"{}")
+    except ValueError:
+        return {}
+    return {name: count for name, count in told.items() if type(count) is int} if isinstance(told, dict) else {}
+
+
 def _as_row(box: BlackBox) -> dict[str, int]:
     """What a black box has of a slot's row."""
     row, _ = metering.row_of(box)
@@ -356,6 +379,8 @@ def _open_box(holder: int, number: int, *, writable: bool) -> BlackBox | None:
     except OSError:
         return None
     try:
+        if os.fstat(fd).st_size < blackbox.SIZE:
+            return None  # to look past its end would be our death
         return BlackBox(nameless.map_descriptor(fd, blackbox.SIZE, writable=writable))
     except OSError:
         return None

@@ -71,8 +71,10 @@ def command(once: bool, as_json: bool, interval: float, ended: bool) -> None:
         Top(interval, ended).run()
 
 
-def _found(ended: bool) -> list[viewing.Job]:
-    return [job for job in viewing.jobs() if ended or job.alive]
+def _found(ended: bool) -> viewing.Jobs:
+    found = viewing.jobs()
+    found[:] = [job for job in found if ended or job.alive]
+    return found
 
 
 def _print_json(ended: bool) -> None:
@@ -86,10 +88,11 @@ def _print_json(ended: bool) -> None:
             **{"name": job.name, "began": job.began, "alive": job.alive, "limits": job.limits},
             "snapshot": job.snapshot(),
             "events": _last_events(job),
+            "unreadable": job.unreadable,
         }
         for job in found
     ]
-    click.echo(json.dumps({"time": time.time(), "jobs": told}, indent=2))
+    click.echo(json.dumps({"time": time.time(), "jobs": told, "unreadable": found.unreadable}, indent=2))
     raise SystemExit(0 if found else 1)
 
 
@@ -104,11 +107,12 @@ def _last_events(job: viewing.Job) -> list[dict[str, Any]]:
 
 
 def _print_once(ended: bool) -> None:
-    seen = [Seen(job) for job in _found(ended)]
+    found = _found(ended)
+    seen = [Seen(job) for job in found]
     for each in seen:
         each.look()
     width = shutil.get_terminal_size((80, 24)).columns
-    for line in top_screen.body_of(View(seen), width):
+    for line in top_screen.body_of(View(seen, found.unreadable), width):
         click.echo(line.text[:width].rstrip())
     raise SystemExit(0 if seen else 1)
 
@@ -139,7 +143,7 @@ class Top:
         self._known = {job.key: self._known.get(job.key) or Seen(job) for job in found}
         for seen in self._known.values():
             seen.look()
-        self._view.seen = list(self._known.values())
+        self._view.seen, self._view.unreadable = list(self._known.values()), found.unreadable
         self._view.clock = time.strftime("%H:%M:%S")
 
     def _draw(self) -> None:

@@ -74,6 +74,7 @@ class View:
     """What the user has chosen to see."""
 
     seen: Sequence[Seen] = ()
+    unreadable: int = 0  # jobs beside them
     sort: str = "slot"
     paused: bool = False
     chosen: tuple[str, Any] | None = None
@@ -113,10 +114,11 @@ def body_of(view: View, width: int) -> list[Line]:
     """Everything there is to see, however long."""
     if not view.seen:
         nobody = "no loader or pool of yours is running on this machine"
-        return [Line(""), Line(nobody), Line("(OUTLIVE_BOARD=0 hides them)", DIM)]
+        return [Line(""), Line(nobody), Line("(OUTLIVE_BOARD=0 hides them)", DIM), *_unreadable(view)]
     lines: list[Line] = []
     for seen in view.seen:
         lines += _job(seen, view.sort, width)
+    lines += _unreadable(view)
     incidents = sorted(
         ((event, seen) for seen in view.seen for event in seen.incidents), key=lambda pair: -pair[0]["time"]
     )
@@ -128,6 +130,12 @@ def body_of(view: View, width: int) -> list[Line]:
         age = seen.snapshot.get("time", event["time"]) - event["time"]
         lines.append(Line(f"  {_span(max(0.0, age)):>5} ago  {one_line(told)}", BAD, ("incident", event["id"])))
     return lines
+
+
+def _unreadable(view: View) -> list[Line]:
+    if not view.unreadable:
+        return []
+    return [Line(f"{_counted(view.unreadable, 'job')} cannot be read: damaged, or by a newer outlive", DIM)]
 
 
 def _job(seen: Seen, sort: str, width: int) -> list[Line]:
@@ -154,6 +162,8 @@ def _job(seen: Seen, sort: str, width: int) -> list[Line]:
     if s["cells"]["bytes"]:
         figures.append(f"cells {words.size(s['cells']['bytes'])}")
     lines += [Line(f"  {line}") for line in _joined(figures, width - 2)]
+    if job.unreadable:
+        lines.append(Line(f"  {_counted(job.unreadable, 'event')} cannot be read: damaged, or by a newer outlive", DIM))
     if s["breaker"] != "closed":
         lines.append(Line(f"  source {one_line(s['breaker'])}", BAD))
     if s["advice"]:

@@ -90,7 +90,9 @@ class Watched:
                 self.looks.append((shown["time"], [{"slot": s["slot"], "doing": s["stage"]} for s in slots]))
             if shown.get("alive") and any(slot.get("load") for slot in shown.get("slots", ())):
                 self._alive = {name: shown[name] for name in ("slots", "workers", "advice")}
-            told = telling.findings(self.story, shown, remedies=remedies, cpus=_cpus(), noun=noun)
+            told = telling.findings(
+                self.story, shown, remedies=remedies, cpus=_cpus(), noun=noun, unreadable=self.job.unreadable
+            )
             self.findings = [finding.to_dict() for finding in told]
         return fresh[-_MOST_EVENTS - _MOST_TICKS :]
 
@@ -134,6 +136,8 @@ class Hub:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="outlive-dash", daemon=True)
         self._known = _Remedies()
+        self._complained: set[str] = set()  # keys of jobs that could not be read, and the log has said so
+        self._unreadable = 0
         self.left_at = time.monotonic()  # when the last viewer went
 
     def start(self) -> None:
@@ -163,7 +167,7 @@ class Hub:
                 {**self._told(watched, watched.history()), "looks": list(watched.looks)}
                 for watched in self._watched.values()
             ]
-            viewer.put(_message("state", {"time": time.time(), "jobs": whole}))
+            viewer.put(_message("state", {"time": time.time(), "unreadable": self._unreadable, "jobs": whole}))
             self._viewers.append(viewer)
             return True
 
@@ -226,12 +230,13 @@ class Hub:
             self._stop.wait(max(_GLANCE_S - (time.monotonic() - began), time.monotonic() - began, 0.05))
 
     def _round(self) -> None:
-        jobs = {job.key: job for job in viewing.jobs(folder=self._folder)}
+        jobs = viewing.jobs(folder=self._folder)
+        by_key = {job.key: job for job in jobs}
         with self._lock:
-            gone = [key for key, watched in self._watched.items() if jobs.get(key) is not watched.job]
+            gone = [key for key, watched in self._watched.items() if by_key.get(key) is not watched.job]
             for key in gone:
                 del self._watched[key]
-            for key, job in jobs.items():
+            for key, job in by_key.items():
                 self._watched.setdefault(key, Watched(job))
             watched = list(self._watched.values())
         self._known.look_up([ident for each in watched for finding in each.findings for ident in finding["incidents"]])
@@ -239,12 +244,24 @@ class Hub:
         with self._lock:
             for each in watched:
                 before = each.snapshot.get("alive"), len(each.findings)
-                fresh = each.read(self._known.found)
+                try:
+                    fresh = each.read(self._known.found)
+                except Exception:
+                    self._complain(each.job)
+                    continue
                 if fresh or each.snapshot.get("alive") or before != (each.snapshot.get("alive"), len(each.findings)):
                     told.append(self._told(each, fresh))
-            message = _message("news", {"time": time.time(), "gone": gone, "jobs": told})
+            self._unreadable = jobs.unreadable + sum(job.key in self._complained for job in jobs)
+            heading = {"time": time.time(), "unreadable": self._unreadable}
+            message = _message("news", {**heading, "gone": gone, "jobs": told})
             for viewer in self._viewers:
                 viewer.put(message)
+
+    def _complain(self, job: viewing.Job) -> None:
+        """One job that cannot be read must not hide the others."""
+        if job.key not in self._complained:
+            self._complained.add(job.key)
+            log.warning("the dashboard could not read job %s; others are shown", job.key, exc_info=True)
 
 
 class _Remedies:

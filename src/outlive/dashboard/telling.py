@@ -43,8 +43,9 @@ def findings(
     remedies: Mapping[str, Sequence[str]] | None = None,
     cpus: int = 1,
     noun: str = "sample",
+    unreadable: int = 0,
 ) -> list[Finding]:
-    """`remedies`: of incidents, by id, as far as the journal has them."""
+    """`remedies`: of incidents, by id, as far as the journal has them. `unreadable`: events that were passed over."""
     known = remedies or {}
     found: list[Finding] = []
     if story.given_up is not None:
@@ -59,11 +60,27 @@ def findings(
     found += _idle(snapshot)
     if not [each for each in found if each.level != "note"]:
         found.insert(0, _all_well(story, snapshot, noun))
+    if unreadable:
+        found.append(_unreadable(unreadable))
     return sorted(found, key=_order)
 
 
 def _order(finding: Finding) -> tuple[int, bool, bool]:
     return _LEVELS.index(finding.level), finding.kind not in _FIRST, "kill" not in finding.title
+
+
+def _unreadable(count: int) -> Finding:
+    return Finding(
+        "unreadable",
+        "note",
+        f"{counted(count, 'event')} of this job cannot be read",
+        "",
+        "",
+        0.0,
+        "what is shown here is incomplete",
+        ("show the page with the newest version of outlive that a job uses",),
+        "they are damaged, or a newer version of outlive wrote them",
+    )
 
 
 # ---------------------------------------------------------------- samples that kill, hang or raise

@@ -106,6 +106,7 @@ function draw(force = false) {
 
 function take(told, whole) {
   now = told.time;
+  text(at("link"), told.unreadable ? `live, without ${counted(told.unreadable, "job")} that cannot be read` : "live");
   if (whole) { // the first message of a connection: what is not in it is gone
     const there = new Set(told.jobs.map((job) => job.key));
     for (const key of jobs.keys()) if (!there.has(key)) jobs.delete(key);
@@ -121,7 +122,7 @@ function take(told, whole) {
 
 function listen() {
   const stream = new EventSource("/api/stream");
-  const heard = (whole) => (event) => { text(at("link"), "live"); at("link").className = "live"; take(JSON.parse(event.data), whole); };
+  const heard = (whole) => (event) => { at("link").className = "live"; take(JSON.parse(event.data), whole); };
   stream.addEventListener("state", heard(true));
   stream.addEventListener("news", heard(false));
   stream.addEventListener("error", () => {
