@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 import warm_server
 from deadlines import wait_until
 from outlive._system.bond import GAVE_UP, Bond, Fallen
+from rank_meeting import Rendezvous, three_ranks
 from rank_program import BATCH, SAMPLES
 
 PROGRAM = Path(__file__).parent / "rank_program.py"
@@ -140,28 +139,6 @@ def test_a_rank_that_is_done_alarms_no_other_rank(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the bond itself
 
 
-class Rendezvous:
-    """Where ranks of one process meet."""
-
-    def __init__(self) -> None:
-        self.address: bytes | None = None
-
-    def publish(self, told: bytes) -> None:
-        self.address = told
-
-    def find(self) -> bytes | None:
-        return self.address
-
-    @property
-    def found(self) -> dict[str, Any]:
-        assert self.address is not None
-        found: dict[str, Any] = json.loads(self.address)
-        return found
-
-    def connect(self) -> socket.socket:
-        return socket.create_connection((self.found["hosts"][0], self.found["port"]))
-
-
 @pytest.fixture
 def meeting() -> Rendezvous:
     return Rendezvous()
@@ -169,12 +146,8 @@ def meeting() -> Rendezvous:
 
 @pytest.fixture
 def bonds(meeting: Rendezvous) -> Iterator[list[Bond]]:
-    made = [Bond(rank, meeting.publish, meeting.find) for rank in (2, 1, 0)][::-1]  # rank 0 comes last
-    assert all(bond.await_meeting(60) for bond in made)
-    assert wait_until(lambda: made[0].linked_ranks == {1, 2}, 60)
-    yield made
-    for bond in made:
-        bond.close()
+    with three_ranks(meeting) as made:
+        yield made
 
 
 @pytest.mark.parametrize("who", [0, 1, 2])
@@ -195,17 +168,29 @@ def test_a_late_rank_receives_earlier_messages(bonds: list[Bond], meeting: Rende
     late.close()
 
 
+RANK_3 = """
+import sys, time
+from outlive._system.bond import Bond
+bond = Bond(3, print, lambda: sys.argv[1].encode())
+time.sleep(600)
+"""
+
+
 def test_a_rank_is_missed_only_when_it_leaves_without_goodbye(bonds: list[Bond], meeting: Rendezvous) -> None:
     bonds[2].close()
     assert wait_until(lambda: bonds[0].linked_ranks == {1})
     assert bonds[0].fallen is None
 
-    with meeting.connect() as killed:
-        killed.sendall(json.dumps({"token": meeting.found["token"], "rank": 3}).encode() + b"\n")
-        assert wait_until(lambda: bonds[0].linked_ranks == {1, 3})
-    # The kernel closes it when a process is killed.
+    assert meeting.address is not None
+    killed = subprocess.Popen([sys.executable, "-c", RANK_3, meeting.address.decode()])
+    try:
+        assert wait_until(lambda: bonds[0].linked_ranks == {1, 3}, 60)
+    finally:
+        killed.kill()
+        killed.wait()
 
-    assert bonds[0].await_fallen(10.0) == Fallen(3, "gone")
+    assert bonds[0].await_fallen(60) == Fallen(3, "gone")
+    assert bonds[1].await_fallen(60) == Fallen(3, "gone")
 
 
 @pytest.mark.parametrize(
