@@ -49,10 +49,22 @@ class Server:
     def url(self) -> str:
         return f"http://{self.host}:{self.port}/"
 
-    def ask(self, path: str, method: str = "GET", headers: dict[str, str] | None = None) -> Answer:
+    @property
+    def link(self) -> str:
+        """For the first visit."""
+        return self.url if self.token is None else f"{self.url}?token={self.token}"
+
+    @property
+    def authorization(self) -> dict[str, str]:
+        """The header that a program sends."""
+        return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+
+    def ask(
+        self, path: str, method: str = "GET", headers: dict[str, str] | None = None, *, knows_token: bool = True
+    ) -> Answer:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=DEADLINE_S)
         try:
-            told = dict(headers or {})
+            told = {**(self.authorization if knows_token else {}), **(headers or {})}
             connection.putrequest(method, path, skip_host="Host" in told, skip_accept_encoding=True)
             for name, value in told.items():
                 connection.putheader(name, value)
@@ -61,6 +73,12 @@ class Server:
             return Answer(response.status, response.headers, response.read())
         finally:
             connection.close()
+
+    def request(self, path: str) -> bytes:
+        """What a program writes that asks for a path."""
+        told = {"Host": f"localhost:{self.port}", **self.authorization}
+        lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in told.items())]
+        return "\r\n".join([*lines, "", ""]).encode()
 
     def post(self, path: str) -> Answer:
         """As the page does it."""

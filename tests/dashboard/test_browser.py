@@ -92,7 +92,7 @@ def picture(page: Any, name: str, **more: Any) -> None:
 def test_a_death_is_on_the_page_when_it_has_happened(browser: Any, server: Server):
     """Before anything else happens in the job; then the plots, the incident, the keyboard, the phone and the dark."""
     with running("plain") as job:
-        seen = visit(browser, server.url)
+        seen = visit(browser, server.link)
         page = seen.page
         page.wait_for_selector("article.job .findings > li")
         before = page.locator(".findings .title").all_inner_texts()
@@ -128,7 +128,7 @@ def test_a_death_is_on_the_page_when_it_has_happened(browser: Any, server: Serve
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
         page.click("#past summary")
         page.wait_for_selector("#past .run")
-        phone = visit(browser, server.url, viewport={"width": 360, "height": 740}, color_scheme="dark")
+        phone = visit(browser, server.link, viewport={"width": 360, "height": 740}, color_scheme="dark")
         phone.page.wait_for_selector("text=Sample 13 kills its worker")
         small = fits(phone.page), phone.page.evaluate("document.documentElement.dataset.theme")
 
@@ -155,7 +155,7 @@ def test_ranks_and_jobs_are_shown_side_by_side(browser: Any, server: Server):
         running("plain"),
         running("plain", RANK="0", WORLD_SIZE="2"),
     ):
-        seen = visit(browser, server.url, viewport={"width": 1900, "height": 900})
+        seen = visit(browser, server.link, viewport={"width": 1900, "height": 900})
         page = seen.page
         page.wait_for_selector("article.job >> nth=2")
         deliver(second, 12)
@@ -186,7 +186,7 @@ def test_ranks_and_jobs_are_shown_side_by_side(browser: Any, server: Server):
 def test_a_loader_without_workers_is_shown_as_the_trainer(browser: Any, server: Server):
     """What the trainer has in hand and what was left out; no memory of workers, and nobody to recycle."""
     with running("here") as job:
-        seen = visit(browser, server.url)
+        seen = visit(browser, server.link)
         page = seen.page
         deliver(job, 5)
         page.wait_for_selector("text=Sample 9 raises an exception")
@@ -207,7 +207,7 @@ def test_a_loader_without_workers_is_shown_as_the_trainer(browser: Any, server: 
 def test_hostile_strings_do_nothing(browser: Any, server: Server):
     """Names of datasets, exceptions and files are text and nothing else, in the page, the dialog and the download."""
     with running("hostile") as job:
-        seen = visit(browser, server.url)
+        seen = visit(browser, server.link)
         page = seen.page
         deliver(job, 12)
         page.wait_for_selector("text=kills its worker")
@@ -237,7 +237,7 @@ def test_hostile_strings_do_nothing(browser: Any, server: Server):
 def test_the_page_says_so_when_its_server_is_gone(browser: Any):
     """What stands there is how it was; it goes on when the server is back."""
     with served() as server:
-        seen = visit(browser, server.url)
+        seen = visit(browser, server.link)
         seen.page.wait_for_selector("#link.live")
         seen.page.wait_for_selector("#nothing:visible")
         server.process.send_signal(signal.SIGINT)
@@ -274,7 +274,7 @@ POINTS = 20 if PICTURES else 10
 @pytest.mark.parametrize("name", WORDS)
 def test_the_page_answers_the_questions_of_a_newcomer(browser: Any, server: Server, name: str):
     """Which sample, which worker, since when, what it cost, what to change: for each run of examples/seeing."""
-    seen = visit(browser, server.url, viewport={"width": 1000, "height": 900})
+    seen = visit(browser, server.link, viewport={"width": 1000, "height": 900})
     page = seen.page
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="train-"))
@@ -300,7 +300,7 @@ def test_the_page_answers_the_questions_of_a_newcomer(browser: Any, server: Serv
             if PICTURES:
                 picture(page, "incident")
         if name == "leak":
-            phone = visit(browser, server.url, viewport={"width": 360, "height": 740}, color_scheme="dark")
+            phone = visit(browser, server.link, viewport={"width": 360, "height": 740}, color_scheme="dark")
             assert wait_until(lambda: points(phone.page) >= POINTS, DEADLINE_S)
             if PICTURES:
                 picture(phone.page, "phone", clip={"x": 0, "y": 0, "width": 360, "height": 1600}, full_page=True)

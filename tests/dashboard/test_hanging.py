@@ -46,7 +46,7 @@ def test_viewers_that_are_stopped_or_killed_do_not_touch_the_job():
 
         assert wait_until(lambda: states_of_viewers() == [psutil.STATUS_STOPPED] * 2, DEADLINE_S)
         with socket.create_connection((dash.host, dash.port)) as waiting:
-            waiting.sendall(b"GET /api/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            waiting.sendall(dash.request("/api/stream"))
             stopped = deliver(job, 12)
             states = states_of_viewers()
             top.kill()
@@ -79,7 +79,7 @@ def listening(server: Server, room: int = 0) -> Iterator[socket.socket]:
         if room:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
         made.connect((server.host, server.port))
-        made.sendall(f"GET /api/stream HTTP/1.1\r\nHost: localhost:{server.port}\r\n\r\n".encode())
+        made.sendall(server.request("/api/stream"))
         yield made
 
 

@@ -8,13 +8,17 @@ Never   the application without its guard.
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import outlive
+import warm_server
 from dashboard import server_process
 from dashboard.server_process import DEADLINE_S, Server, deliver, running, served
 from deadlines import wait_until
@@ -92,20 +96,22 @@ def test_prometheus_can_scrape_it(server: Server):
     assert not [name for name in before if "batches" in name]
 
 
-def test_a_token_is_asked_for_when_there_is_one():
-    """Once in the address; then a cookie that no script can read. Or in the header, for programs."""
-    with served("--token") as server:
-        assert server.token is not None
-        without = server.ask("/api/jobs")
-        wrong = server.ask(f"/?token={server.token}x")
-        header = server.ask("/api/jobs", headers={"Authorization": f"Bearer {server.token}"})
-        wrong_header = server.ask("/api/jobs", headers={"Authorization": "Bearer nonsense"})
-        right = server.ask(f"//elsewhere.example/?a=1&token={server.token}")
-        cookie = right.headers["set-cookie"]
-        visit = server.ask("/api/jobs", headers={"Cookie": cookie.partition(";")[0]})
-        forged = server.ask("/api/jobs", headers={"Cookie": f"outlive-dash-{server.port}={server.token}"})
+def test_a_token_is_asked_for(server: Server):
+    """Once in the link; then a cookie that no script can read. Or in the header, for programs."""
+    assert server.token is not None
+    without = server.ask("/api/jobs", knows_token=False)
+    wrong = server.ask(f"/?token={server.token}x", knows_token=False)
+    header = server.ask("/api/jobs")
+    wrong_header = server.ask("/api/jobs", headers={"Authorization": "Bearer nonsense"})
+    scrape = server.ask("/metrics", knows_token=False)
+    right = server.ask(f"//elsewhere.example/?a=1&token={server.token}", knows_token=False)
+    cookie = right.headers["set-cookie"]
+    visit = server.ask("/api/jobs", headers={"Cookie": cookie.partition(";")[0]}, knows_token=False)
+    told = f"outlive-dash-{server.port}={server.token}"
+    forged = server.ask("/api/jobs", headers={"Cookie": told}, knows_token=False)
 
-    assert (without.status, wrong.status, wrong_header.status, forged.status) == (401, 401, 401, 401)
+    refused = (without, wrong, wrong_header, scrape, forged)
+    assert [answer.status for answer in refused] == [401] * 5
     assert b"needs its token" in without.body
     assert header.status == visit.status == 200
     assert right.status == 303
@@ -115,12 +121,63 @@ def test_a_token_is_asked_for_when_there_is_one():
     assert server.token not in cookie
 
 
+def test_the_token_can_be_chosen_or_left_out(monkeypatch):
+    """One of the user's own, with any characters; none at all only where the user says so."""
+    monkeypatch.setenv("OUTLIVE_DASH_TOKEN", "of my own & sixteen")
+    with served() as chosen, served("--no-token") as without:
+        right = chosen.ask("/api/jobs", headers={"Authorization": "Bearer of my own & sixteen"})
+        linked = chosen.ask(f"/?token={chosen.token}", knows_token=False)
+        wrong = chosen.ask("/api/jobs", knows_token=False)
+        anyone = without.ask("/api/jobs")
+
+    assert chosen.token == "of%20my%20own%20%26%20sixteen"
+    assert (right.status, linked.status, wrong.status) == (200, 303, 401)
+    assert (without.token, anyone.status) == (None, 200)
+
+
+def listed() -> tuple[int, list[str]]:
+    """What a second terminal is told."""
+    asked = warm_server.run(
+        [sys.executable, "-m", "outlive", "dash", "--list"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    return asked.returncode, asked.stdout.split()
+
+
+def test_a_second_terminal_finds_the_link(tmp_path):
+    """In a file that only this user may read; it is gone when the server is, also where that is killed."""
+
+    def files() -> list[Path]:
+        return sorted(tmp_path.rglob("dash-*.json"))
+
+    with served() as first, served() as second:
+        assert wait_until(lambda: len(files()) == 2, DEADLINE_S)
+        modes = [(stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(path.parent.stat().st_mode)) for path in files()]
+        both = listed()
+        second.process.send_signal(signal.SIGTERM)
+        second.process.wait(DEADLINE_S)
+        ended = files()
+        first.process.kill()
+        first.process.wait(DEADLINE_S)
+        killed = listed()
+
+    assert modes == [(0o600, 0o700)] * 2
+    assert both[0] == 0
+    assert set(both[1]) == {first.link, second.link}
+    assert len(ended) == 1
+    assert killed == (1, [])
+    assert files() == []
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--host", "0.0.0.0"], "can be reached from other machines: add --token"),
+        (["--host", "0.0.0.0", "--no-token"], "can be reached from other machines, so it needs a token"),
         (["--token", "short"], "--token must have at least 16 characters, got 5"),
-        (["--host", "192.0.2.1", "--token"], "192.0.2.1:7117 cannot be used"),
+        (["--token", "of sixteen or more", "--no-token"], "contradict each other"),
+        (["--host", "192.0.2.1"], "192.0.2.1:7117 cannot be used"),
     ],
 )
 def test_the_command_says_what_to_do_when_it_will_not_serve(options, says):
@@ -232,7 +289,7 @@ def test_others_are_told_when_one_viewer_hangs(server: Server):
     """A viewer that takes nothing costs the others nothing, and the stream begins with all that was before."""
     with running("plain") as job, socket.create_connection(("127.0.0.1", server.port)) as stuck:
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        request = f"GET /api/stream HTTP/1.1\r\nHost: localhost:{server.port}\r\n\r\n".encode()
+        request = server.request("/api/stream")
         stuck.sendall(request)
         assert wait_until(lambda: bool(server.jobs()), DEADLINE_S)
         with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as lively:
@@ -276,8 +333,9 @@ def test_a_program_is_shown_when_it_is_run_with_dash(tmp_path):
         assert process.stdin is not None
         found = server_process.ADDRESS.search(process.stderr.readline())
         assert found is not None
-        server = Server(found[1], int(found[2]), None, process)
+        server = Server(found[1], int(found[2]), found[3], process)
         page = server.ask("/")
+        without = server.ask("/", knows_token=False)
         out, _ = process.communicate("done\n", timeout=DEADLINE_S)  # returns only when nobody holds the pipes
     pids = _listeners(server.port)
 
@@ -285,7 +343,7 @@ def test_a_program_is_shown_when_it_is_run_with_dash(tmp_path):
         pid.terminate()
     for pid in pids:
         pid.wait(DEADLINE_S)
-    assert page.status == 200
+    assert (page.status, without.status) == (200, 401)
     assert out == "[]\ndone\n"
     assert len(pids) == 1
 

@@ -12,15 +12,18 @@ import logging
 import os
 import resource
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from dashboard.server_process import Server, served
 from deadlines import wait_until
 from outlive._system import bond as bonds
 from outlive._system.bond import GAVE_UP, Bond, Fallen
+from outlive.dashboard import server
 from rank_meeting import Rendezvous, three_ranks
 
 DEADLINE_S = 60.0
@@ -220,3 +223,108 @@ def test_a_stranger_in_the_place_of_rank_0_is_no_death():
                 assert bond.await_fallen(DEADLINE_S) == Fallen(0, GAVE_UP, "why")
         finally:
             bond.close()
+
+
+# ---------------------------------------------------------------- the dashboard
+
+
+@pytest.fixture(scope="module")
+def dash() -> Iterator[Server]:
+    with served() as found:
+        yield found
+
+
+def connected(stack: contextlib.ExitStack, dash: Server, sent: bytes) -> socket.socket:
+    """A stranger who says that, and no more."""
+    stranger = stack.enter_context(socket.create_connection((dash.host, dash.port), DEADLINE_S))
+    with contextlib.suppress(OSError):
+        stranger.settimeout(0.05)  # one that reads nothing may come to stand still
+        stranger.sendall(sent)
+    stranger.settimeout(DEADLINE_S)
+    return stranger
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ", id="half a request"),
+        pytest.param(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\nx", id="half a body"),
+        pytest.param(b"GET /api/stream HTTP/1.1\r\nHost: localhost\r\n\r\n", id="a stream without the token"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 40_000, id="answers that are not read"),
+    ],
+)
+def test_connections_of_strangers_shut_no_visitor_out(dash: Server, sent: bytes):
+    """However many there are: for a new one the one goes that has waited longest."""
+    count = 30 if len(sent) > 10_000 else 200
+    with contextlib.ExitStack() as strangers, socket.create_connection((dash.host, dash.port), DEADLINE_S) as visitor:
+        visitor.sendall(dash.request("/api/stream"))
+        assert b" 200 " in visitor.recv(4096)
+        made = [connected(strangers, dash, sent) for _ in range(count)]
+
+        assert [dash.ask("/api/jobs").status for _ in range(5)] == [200] * 5
+        if count > 100:
+            assert ends(made[0])
+        visitor.settimeout(DEADLINE_S)
+        assert visitor.recv(4096)  # one who was let in stays
+
+
+def test_a_stranger_has_only_some_seconds(monkeypatch):
+    """One that says nothing, one that goes on and on with its headers, and one that was refused and asks again."""
+    monkeypatch.setattr(server, "WAIT_S", 0.3)
+    monkeypatch.setattr(server, "LINGER_S", 0.0)
+    ended = threading.Event()
+    refused = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with server.listen("127.0.0.1", 0) as listener, contextlib.ExitStack() as strangers:
+        told = {"token": "of sixteen or more", "lives": lambda: not ended.is_set()}
+        serving = threading.Thread(target=server.serve, args=(listener, "127.0.0.1"), kwargs=told)
+        serving.start()
+        try:
+            address = listener.getsockname()
+            silent, dripping, asking = (
+                strangers.enter_context(socket.create_connection(address, DEADLINE_S)) for _ in range(3)
+            )
+            dripping.sendall(b"GET / HTTP/1.1\r\n")
+            assert ends(silent)
+            assert wait_until(lambda: is_cut(dripping, b"a: b\r\n"), DEADLINE_S)
+            assert wait_until(lambda: is_cut(asking, refused), DEADLINE_S)
+        finally:
+            ended.set()
+            serving.join()
+
+
+def is_cut(stranger: socket.socket, sent: bytes) -> bool:
+    """Whether nothing more can be said."""
+    try:
+        stranger.sendall(sent)
+    except ConnectionError:
+        return True
+    return False
+
+
+@given(sent=st.one_of(st.binary(max_size=400), st.binary(max_size=400).map(lambda rest: b"GET / HTTP/1.1\r\n" + rest)))
+@example(sent=b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 20_000)
+@example(sent=b"GET /" + b"%2e" * 30_000 + b" HTTP/1.1\r\n\r\n")
+@example(sent=b"\0" * 200_000)
+@settings(max_examples=200)
+def test_whatever_a_stranger_sends_the_dashboard_goes_on(dash: Server, sent: bytes):
+    """It is answered with a refusal, or cut."""
+    stranger = socket.create_connection((dash.host, dash.port), DEADLINE_S)
+    with stranger, contextlib.suppress(ConnectionError):
+        stranger.sendall(sent)
+        stranger.shutdown(socket.SHUT_WR)
+        answer = stranger.recv(4096)
+        assert not answer or answer.split()[1][:1] == b"4"
+
+    assert dash.process.poll() is None
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/static/app.js", "/api/jobs", "/api/jobs/x/events", "/api/stream", "/metrics", "/api/incidents", "/nowhere"],
+)
+def test_nothing_is_served_without_the_token(dash: Server, path: str):
+    """Not even whether it exists."""
+    answers = [dash.ask(path, knows_token=False), dash.ask(f"{path}?token=", knows_token=False)]
+
+    assert [answer.status for answer in answers] == [401, 401]

@@ -49,17 +49,27 @@ def folder() -> Path:
     return Path(tempfile.gettempdir(), f"outlive-{os.getuid() if hasattr(os, 'getuid') else 0}")
 
 
-def make(key: str) -> Path:
-    """A folder for a job, for this user only."""
+def ready() -> Path:
+    """The folder where this user's jobs publish, made and marked if it was not there."""
     home = folder()
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_private(home)
-    others = os.listdir(home)
-    if not others:
+    if not os.listdir(home):
         _mark(home)
+    return home
+
+
+def is_marked(home: Path) -> bool:
+    """Whether we made this folder, so that what has a name of ours in it is ours."""
+    return (home / MARK).is_file()
+
+
+def make(key: str) -> Path:
+    """A folder for a job, for this user only."""
+    home = ready()
+    others = [name for name in os.listdir(home) if _KEY.fullmatch(name)]
     made = home / key
     made.mkdir(mode=0o700)
-    others = [name for name in others if _KEY.fullmatch(name)]
     if len(others) >= _CROWD:
         for name in others[:_AT_ONCE]:
             sweep_one(home / name, SWEEP_S if len(others) < 10 * _CROWD else 60.0)
@@ -162,7 +172,7 @@ def sweep_one(path: Path, after_s: float) -> bool:
     nothing in it but what a job writes.
     """
     try:
-        if not (_KEY.fullmatch(path.name) and (path.parent / MARK).is_file()):
+        if not (_KEY.fullmatch(path.name) and is_marked(path.parent)):
             return False
         check_private(path)
         inside = {name: os.lstat(path / name) for name in os.listdir(path)}

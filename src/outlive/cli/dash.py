@@ -1,17 +1,18 @@
 """Watch every loader and pool of yours on this machine, on a web page.
 
 \b
-  outlive dash                    at http://127.0.0.1:7117/
+  outlive dash                    at http://127.0.0.1:7117/?token=…
   outlive dash --port 8080        there, or not at all
-  outlive dash --host 0.0.0.0 --token
-                                   for other machines, with a token made up
+  outlive dash --host 0.0.0.0     for other machines
+  outlive dash --list             links of those that run
+
+Visitors need the token in the link that it prints. Programs, such as
+Prometheus, send it as «Authorization: Bearer TOKEN».
 
 Jobs need not be started with it: it reads what they publish, and the journal. It may come late, hang or be killed;
 no job notices. From elsewhere, a tunnel is best: ssh -L 7117:localhost:7117 NODE
 
-On a machine that other people log in to, they too can open 127.0.0.1: give it a --token there.
-
-Exit status: 0 ended by Ctrl-C, 1 the address cannot be used, 2 wrong usage.
+Exit status: 0 ended by Ctrl-C, 1 the address cannot be used or --list found none, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -21,26 +22,37 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
+from typing import NoReturn
 
 import click
 
 PORT = 7117
-_MADE_UP = "\0"
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at; any other needs --token.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--port", type=click.IntRange(0, 65535), help=f"By default {PORT}, or any that is free.")
 @click.option(
     "--token",
-    is_flag=False,
-    flag_value=_MADE_UP,
     envvar="OUTLIVE_DASH_TOKEN",
-    metavar="[TOKEN]",
-    help="What visitors must have; made up if none follows. In OUTLIVE_DASH_TOKEN other users do not see it.",
+    metavar="TOKEN",
+    help="What visitors must have; made up by default. In OUTLIVE_DASH_TOKEN other users do not see it.",
 )
+@click.option("--no-token", is_flag=True, help="Let in every user of this machine.")
+@click.option("--list", "lists", is_flag=True, help="Print the links of dashboards that run, and end.")
 @click.option("--beside", type=int, hidden=True, help="In the background, until that process and all pages are gone.")
-def command(host: str, port: int | None, token: str | None, beside: int | None) -> None:
+@click.pass_context
+def command(
+    context: click.Context,
+    host: str,
+    port: int | None,
+    token: str | None,
+    no_token: bool,
+    lists: bool,
+    beside: int | None,
+) -> None:
+    if lists:
+        _list(context)
     try:
         from outlive._metrics import viewing
         from outlive.dashboard import guard, server
@@ -48,36 +60,47 @@ def command(host: str, port: int | None, token: str | None, beside: int | None) 
         raise click.ClickException(
             f"outlive dash needs starlette and uvicorn ({error}): pip install 'outlive[dash]'"
         ) from None
-    if token == _MADE_UP:
-        token = secrets.token_urlsafe(24)
-    if token is not None and len(token) < guard.LEAST_TOKEN:
-        raise click.UsageError(
-            f"--token must have at least {guard.LEAST_TOKEN} characters, got {len(token)} (--token alone makes one up)"
-        )
-    if token is None and not guard.is_loopback(host):
-        raise click.UsageError(
-            f"--host {host} can be reached from other machines: add --token, or stay at 127.0.0.1 and use a tunnel "
-            f"(ssh -L {port or PORT}:localhost:{port or PORT} {socket.gethostname()})"
-        )
+    if no_token:
+        if token is not None and context.get_parameter_source("token") is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError("--token and --no-token contradict each other")
+        if not guard.is_loopback(host):
+            raise click.UsageError(
+                f"--host {host} can be reached from other machines, so it needs a token. To go without, stay at "
+                f"127.0.0.1 and use a tunnel (ssh -L {port or PORT}:localhost:{port or PORT} {socket.gethostname()})"
+            )
+        token = None
+    else:
+        token = token or secrets.token_urlsafe(24)
+        if len(token) < guard.LEAST_TOKEN:
+            raise click.UsageError(
+                f"--token must have at least {guard.LEAST_TOKEN} characters, got {len(token)} (without it, one is "
+                "made up)"
+            )
     try:
         listener = _listen(server.listen, host, port)
     except OSError as error:
         raise click.ClickException(f"{host}:{port or PORT} cannot be used: {error.strerror or error}") from None
-    shown = f"[{host}]" if ":" in host else host
-    query = f"?token={token}" if token is not None else ""
-    address = f"http://{shown}:{listener.getsockname()[1]}/{query}"
+    link = server.link_to(listener, host, token)
     viewing.stand_back()
     with listener:
         if beside is not None:
-            click.echo(f"outlive: what this job does is shown at {address}", err=True)
+            click.echo(f"outlive: what this job does is shown at {link}", err=True)
             if _leave_for_background():
                 return
             lives = _lives(beside)
             server.serve(listener, host, token=token, lives=lives)
             return
-        click.echo(f"outlive dash: {address}  (Ctrl-C ends it, jobs go on)")
+        click.echo(f"outlive dash: {link}  (Ctrl-C ends it, jobs go on)")
         with contextlib.suppress(KeyboardInterrupt):
             server.serve(listener, host, token=token)
+
+
+def _list(context: click.Context) -> NoReturn:
+    from outlive.dashboard import links
+
+    found = links.found()
+    click.echo("\n".join(found) if found else "no dashboard of yours runs on this machine", err=not found)
+    context.exit(0 if found else 1)
 
 
 def _listen(listen: Callable[[str, int], socket.socket], host: str, port: int | None) -> socket.socket:

@@ -135,7 +135,9 @@ class Guard:
             return None
         if _same(cookie_parser(headers.get("cookie", "")).get(self._cookie, ""), self._visitor):
             return None
-        return _refusal(401, "this page needs its token: open the address that `outlive dash` printed, with ?token=…")
+        return _refusal(
+            401, "this page needs its token: open the link that `outlive dash` printed, or `outlive dash --list`"
+        )
 
 
 def _navigates(headers: Headers) -> bool:

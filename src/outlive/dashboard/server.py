@@ -26,6 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
+from urllib.parse import quote
 
 import uvicorn
 from starlette.applications import Starlette
@@ -34,41 +35,91 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from outlive._forensics.journal_file import NewerJournalError
 from outlive._metrics import families
-from outlive.dashboard import past
+from outlive.dashboard import links, past
 from outlive.dashboard.guard import Guard, names_served
 from outlive.dashboard.hub import Hub, Viewer
 
 STATIC = Path(__file__).with_name("static")
 _SEND_S, _END_S = 5.0, 0.1  # a viewer that has not taken a message, or the end, by then hangs
 _QUIET_S = 5.0
-_LINGER_S = 30.0
+LINGER_S = 30.0
+WAIT_S = 10.0  # for a connection to say what it wants, and be let in
+_BACKLOG = 256
+_MOST_WAITING, _MOST_LET_IN = 64, 64  # connections
 _LOOK_S, _REST_S = 1.0, 5.0  # between two looks whether the job lives; where there is none to look after
 
 
 class _Connection(H11Protocol):
-    """One that can be cut: closing it would wait until the other side has read everything."""
+    """One that waits only for a while, and that can be cut: closing it would wait until the other side has read all.
 
-    open: ClassVar[dict[tuple[str, int], asyncio.BaseTransport]] = {}  # by the other side's address
+    It waits until the guard lets a request of it in, and again when that is answered. Whoever reaches the port can
+    connect and say nothing, half a request, or requests that are refused. Such a connection lasts `WAIT_S`, and goes
+    at once where too many wait and it has waited longest: it shuts out no visitor.
+    """
+
+    open: ClassVar[dict[tuple[str, int], _Connection]] = {}  # by the other side's address; who waits longest is first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._place = tuple(transport.get_extra_info("peername")[:2])
-        self.open[self._place] = transport
+        self._patience: asyncio.TimerHandle | None = None
+        self.wait()
+        waiting = [each for each in self.open.values() if each._patience is not None]
+        if len(waiting) > _MOST_WAITING:
+            waiting[0].cut()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
         self.open.pop(self._place, None)
         super().connection_lost(exc)
 
     @classmethod
-    def cut(cls, scope: Scope) -> None:
-        transport = cls.open.get(tuple(scope.get("client") or ("", 0)))
-        if isinstance(transport, asyncio.WriteTransport):
-            transport.abort()
+    def of(cls, scope: Scope) -> _Connection | None:
+        """The connection of a request; None: it is gone."""
+        return cls.open.get(tuple(scope.get("client") or ("", 0)))
+
+    def wait(self) -> None:
+        """Nothing is let in, or no more."""
+        self._stop_waiting()
+        if not self.transport.is_closing():
+            self.open.pop(self._place, None)
+            self.open[self._place] = self
+            self._patience = self.loop.call_later(WAIT_S, self.cut)
+
+    def let_in(self) -> None:
+        """A request of it is answered: that may take as long as it likes."""
+        self._stop_waiting()
+
+    def cut(self) -> None:
+        self._stop_waiting()
+        self.open.pop(self._place, None)
+        self.transport.abort()
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+
+def _admitting(app: ASGIApp) -> ASGIApp:
+    """Has a connection wait no more while a request of it is answered."""
+
+    async def admitted(scope: Scope, receive: Receive, send: Send) -> None:
+        connection = _Connection.of(scope)
+        if connection is not None:
+            connection.let_in()
+        try:
+            await app(scope, receive, send)
+        finally:
+            if connection is not None:
+                connection.wait()
+
+    return admitted
 
 
 class _Stream:
@@ -97,7 +148,9 @@ class _Stream:
                 await asyncio.wait_for(send(body), _SEND_S)
             await asyncio.wait_for(send({"type": "http.response.body", "body": b""}), _END_S)
         except asyncio.TimeoutError:
-            _Connection.cut(scope)  # it hangs: what was kept for it goes, too
+            connection = _Connection.of(scope)
+            if connection is not None:
+                connection.cut()  # it hangs: what was kept for it goes, too
             await asyncio.sleep(0)
         finally:
             gone.cancel()
@@ -196,37 +249,45 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(64)
+        listener.listen(_BACKLOG)
     except BaseException:
         listener.close()
         raise
     return listener
 
 
+def link_to(listener: socket.socket, host: str, token: str | None) -> str:
+    """What a browser is to open."""
+    query = "" if token is None else f"?token={quote(token, safe='')}"
+    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/{query}"
+
+
 def serve(
     listener: socket.socket,
     host: str,
     *,
-    token: str | None = None,
+    token: str | None,
     folder: str | None = None,
     lives: Callable[[], bool] | None = None,
 ) -> None:
     """Until a signal ends it; or, with `lives`, a while after that is no longer so and nobody looks on."""
     hub = Hub(folder)
     port = listener.getsockname()[1]
-    app = Guard(application(hub), names=names_served(host), token=token, port=port)
+    app = Guard(_admitting(application(hub)), names=names_served(host), token=token, port=port)
     config = uvicorn.Config(
         app,
-        log_level="warning",
+        log_level="error",  # warnings are about what strangers send
         access_log=False,  # its lines would have the token
+        proxy_headers=False,  # connections are known by their address
+        backlog=_BACKLOG,  # so many are accepted before one can be cut
         server_header=False,
         lifespan="off",
         ws="none",
         http=_Connection,
-        limit_concurrency=128,
+        limit_concurrency=_MOST_WAITING + _MOST_LET_IN,
         timeout_graceful_shutdown=1,
     )
-    server = _Server(config, hub, lives)
+    server = _Server(config, hub, lives, link_to(listener, host, token))
     hub.start()
     try:
         asyncio.run(server.serve(sockets=[listener]))
@@ -237,24 +298,25 @@ def serve(
 class _Server(uvicorn.Server):
     """Uvicorn's looks ten times a second whether it should end; ours is woken for that."""
 
-    def __init__(self, config: uvicorn.Config, hub: Hub, lives: Callable[[], bool] | None) -> None:
+    def __init__(self, config: uvicorn.Config, hub: Hub, lives: Callable[[], bool] | None, link: str) -> None:
         super().__init__(config)
-        self._hub, self._lives = hub, lives
+        self._hub, self._lives, self._link = hub, lives, link
         self._wake: Callable[[], Any] = lambda: None
 
     async def main_loop(self) -> None:
         woken, loop = asyncio.Event(), asyncio.get_running_loop()
         self._wake = lambda: loop.call_soon_threadsafe(woken.set)
         over = None
-        while not await self.on_tick(0):
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(woken.wait(), _REST_S if self._lives is None else _LOOK_S)
-            if self._lives is None or self._lives():
-                over = None
-                continue
-            over = over or time.monotonic()
-            if not self._hub.viewers and time.monotonic() - max(over, self._hub.left_at) > _LINGER_S:
-                self.should_exit = True
+        with links.kept(self._link):
+            while not await self.on_tick(0):
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(woken.wait(), _REST_S if self._lives is None else _LOOK_S)
+                if self._lives is None or self._lives():
+                    over = None
+                    continue
+                over = over or time.monotonic()
+                if not self._hub.viewers and time.monotonic() - max(over, self._hub.left_at) > LINGER_S:
+                    self.should_exit = True
         self._hub.dismiss()  # streams have no end of their own
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

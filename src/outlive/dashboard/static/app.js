@@ -125,10 +125,13 @@ function listen() {
   const heard = (whole) => (event) => { at("link").className = "live"; take(JSON.parse(event.data), whole); };
   stream.addEventListener("state", heard(true));
   stream.addEventListener("news", heard(false));
-  stream.addEventListener("error", () => {
+  stream.addEventListener("error", async () => {
     text(at("link"), "not connected: what is below is how it was");
     at("link").className = "lost";
-    if (stream.readyState === EventSource.CLOSED) setTimeout(listen, 2000);
+    if (stream.readyState !== EventSource.CLOSED) return;
+    setTimeout(listen, 2000);
+    const answer = await fetch("/api/jobs").catch(() => null); // a stream does not tell why it was refused
+    if (answer?.status === 401) text(at("link"), "the server has a new token: open the link that `outlive dash --list` prints");
   });
 }
 
