@@ -319,7 +319,7 @@ def _short_cause(incident: Incident) -> str:
         return incident.failure.type_name
     if incident.kind is IncidentKind.HANG:
         return f"hang while {incident.stage_words}"
-    if incident.exit:
+    if incident.exit and incident.failure is None:
         return f"{incident.exit.words} while {incident.stage_words}"
     return incident.cause
 

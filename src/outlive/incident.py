@@ -291,7 +291,8 @@ class Incident:
             return f"has shown no progress for {self.in_hand.seconds:.1f} s"
         if self.failure:
             named = f"{self.failure.type_name}: " if self.failure.type_name else ""
-            return f"could not start: {named}{first_line(self.failure.message)}"
+            head = "could not start: " if self.kind is IncidentKind.START else "failed with "
+            return f"{head}{named}{first_line(self.failure.message)}"
         return self.exit.words if self.exit else "ended in an unknown way"
 
     @property

@@ -86,6 +86,7 @@ class WorkerExited:
     hung: bool = False
     recycled: str = ""  # why it was asked to leave, which it did; empty: it was not asked
     blameless: bool = False
+    unsent: Failure | None = None  # why it could not send what it had made: its own failure
 
 
 @dataclass(frozen=True)
@@ -280,6 +281,7 @@ class LimitKind(str, enum.Enum):
     BAD_SAMPLES = "bad samples"
     STARTS = "starts"
     PATIENCE = "patience"
+    UNSENT = "unsent"
 
 
 @dataclass(frozen=True)

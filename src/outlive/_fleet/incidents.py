@@ -42,10 +42,11 @@ def of_death(event: r.WorkerExited, allowed: int) -> Incident:
         batch=event.in_hand.batch,
         in_hand=event.in_hand,
         exit=event.exit,
+        failure=event.unsent,
         hung=event.hung,
         stack=event.stack,
         evidence=event.evidence,
-        action="replaced",
+        action="replaced" if event.unsent is None else "replaced, its batch is made again",
         attempts_allowed=allowed,
     )
 

@@ -25,15 +25,12 @@ from outlive._fleet.crew import Crew
 from outlive._fleet.dealing import Dealer
 from outlive._fleet.halving import Halving
 from outlive._fleet.policy import Intensity, too_many_bad
-from outlive._fleet.state import Question, Slot, Task
+from outlive._fleet.state import OWN_STAGES, START_STAGES, Question, Slot, Task
 from outlive.incident import Decision, Failure, Incident, IncidentKind, Stage
 from outlive.records import Action, Event, Outcome
 from outlive.settings import FaultPolicy
 
 LEAST_STARTS = 3  # a worker that dies while it starts gets so many tries, whatever the policy
-# No user code runs, or (probing) such that nobody asked for: no sample is to blame.
-_OWN_STAGES = (Stage.IDLE, Stage.LEAVING, Stage.WAITING, Stage.DELIVERING, Stage.PROBING)
-_START_STAGES = (Stage.STARTING, Stage.PREPARING, Stage.FORWARDING)
 
 
 class Machine:
@@ -55,6 +52,7 @@ class Machine:
         self.spared = 0
         self.bad = 0
         self.drawn = 0
+        self._concluded = 0  # tasks so far: what counts as progress
         self._intensity = Intensity(policy.max_restarts, policy.restart_window_s)
         self.breaker = Breaker(policy)
         self.questions: dict[int, Question] = {}
@@ -193,6 +191,7 @@ class Machine:
             slot.sent -= 1
         slot.queue.remove(task.seq)  # nearly always the first
         del self.tasks[task.seq]
+        self._concluded += 1
         self._do(r.ConcludeTask(task.seq, outcome, incident))
         self.dealer.send(slot)
         if not slot.queue and self.crew.is_short:
@@ -233,15 +232,20 @@ class Machine:
         if head is not None and stage is Stage.AT_WORK:
             incident = replace(incident, batch=head.seq)
         pays = self.tasks_pay and in_hand and not event.blameless
-        if head is not None and in_hand and (self._never_twice or (pays and stage in _OWN_STAGES)):
+        if head is not None and in_hand and (self._never_twice or (pays and stage in OWN_STAGES)):
             self._died_with(slot, head, incident)
         elif self.crew.was_killed_for_memory(event, incident, now):
             pass  # nobody's fault, and told
         elif stage is Stage.DELIVERING and head is not None and in_hand and head.keeps_being_undelivered():
-            self._died_with(slot, head, incident)
-        elif event.blameless or stage in _OWN_STAGES:
+            if event.unsent is None:
+                self._died_with(slot, head, incident)
+            else:
+                self._do(r.ReportIncident(replace(incident, action="gave up")))
+                text = f"{head.undelivered} workers have made batch {head.seq}, and none of them could send it"
+                self._give_up(r.LimitKind.UNSENT, text, incident)
+        elif event.blameless or stage in OWN_STAGES:
             self._do(r.ReportIncident(incident))
-        elif stage in _START_STAGES or not started:
+        elif stage in START_STAGES or not started:
             if stage is Stage.FORWARDING:
                 self._do(r.ReportIncident(incident))  # as long as a stream is long: only the intensity limits these
             else:
@@ -255,13 +259,9 @@ class Machine:
         if self.given_up:
             return
         self.restarts += 1
-        if not pays and self._intensity.exceeded_by(now):
-            most, window = self.policy.max_restarts, self.policy.restart_window_s
-            self._give_up(
-                r.LimitKind.RESTARTS,
-                f"workers died more than {most} times within {window:g} s: the epoch cannot be finished like this",
-                incident,
-            )
+        if not pays and self._intensity.exceeded_by(now, self._concluded, waiting=bool(self.tasks)):
+            words = f"workers died more than {self._intensity.words}: the epoch cannot be finished like this"
+            self._give_up(r.LimitKind.RESTARTS, words, incident)
             return
         self._fill(slot)
 

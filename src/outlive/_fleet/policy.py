@@ -33,17 +33,30 @@ def too_many_bad(policy: FaultPolicy, bad: int, drawn: int) -> bool:
 
 
 class Intensity:
-    """So many restarts in so many seconds, as in Erlang's supervisors."""
+    """How many restarts there may be in a window of time, as in Erlang's supervisors.
+
+    While tasks wait, a restart counts until the window has passed *and* a task was concluded after it: a fleet that
+    only restarts ends, however long each restart takes.
+    """
 
     def __init__(self, most: int, window_s: float) -> None:
         self._most = most
         self._window_s = window_s
-        self._times: deque[float] = deque()
+        self._restarts: deque[tuple[float, int]] = deque()  # when, and how many tasks had been concluded then
+        self._waited_s = 0.0
 
-    def exceeded_by(self, now: float) -> bool:
-        """Count one restart; True when there were too many."""
-        times = self._times
-        times.append(now)
-        while times and now - times[0] > self._window_s:
-            times.popleft()
-        return len(times) > self._most
+    def exceeded_by(self, now: float, concluded: int, *, waiting: bool) -> bool:
+        """Count a restart. Return True when there were too many."""
+        restarts = self._restarts
+        restarts.append((now, concluded))
+        while now - restarts[0][0] > self._window_s and not (waiting and concluded == restarts[0][1]):
+            restarts.popleft()
+        self._waited_s = now - restarts[0][0]
+        return len(restarts) > self._most
+
+    @property
+    def words(self) -> str:
+        """How many there may be, and in what time."""
+        if self._waited_s <= self._window_s:
+            return f"{self._most} times within {self._window_s:g} s"
+        return f"{self._most} times in {self._waited_s:.0f} s, and nothing was finished in that time"

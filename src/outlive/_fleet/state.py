@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 
 from outlive import records as r
 from outlive._fleet.halving import Halving
-from outlive.incident import Incident
+from outlive.incident import Incident, Stage
 
+# No user code runs, or (probing) such that nobody asked for: no sample is to blame.
+OWN_STAGES = (Stage.IDLE, Stage.LEAVING, Stage.WAITING, Stage.DELIVERING, Stage.PROBING)
+START_STAGES = (Stage.STARTING, Stage.PREPARING, Stage.FORWARDING)
 _CHANCE = 5
 
 

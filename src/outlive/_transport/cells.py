@@ -14,6 +14,7 @@ worker's death drops its cells with it; those that a consumer still looks at liv
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import sys
@@ -26,6 +27,7 @@ import numpy as np
 
 from outlive._system import memory
 from outlive._system.channel import INLINE_LIMIT
+from outlive._transport import wire
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -44,7 +46,11 @@ class WorkerCell:
         self.number = number
         self.size = size
         self.handle = memory.create(size, "outlive-cell")
-        self.map = memory.attach(self.handle, size)
+        try:
+            self.map = memory.attach(self.handle, size)
+        except BaseException:
+            memory.discard(self.handle)
+            raise
         self.array = np.frombuffer(memoryview(self.map), np.uint8)
         self.address: Address = self.array.ctypes.data
 
@@ -174,8 +180,13 @@ class Arena:
         if self._free:
             # One goes for one that comes: sizes that grow little by little would pile them up.
             self._drop(self._free.pop(0))
+        try:
+            cell = WorkerCell(self.cells_made + 1, -(-wanted // _GRAIN) * _GRAIN)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # other errors may be for the size of a sample
+                raise wire.SendingFailedError from error
+            raise
         self.cells_made += 1
-        cell = WorkerCell(self.cells_made, -(-wanted // _GRAIN) * _GRAIN)
         self._cells[cell.number] = cell
         self.made.append(cell)
         return cell

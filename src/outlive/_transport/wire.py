@@ -46,6 +46,7 @@ class Kind(enum.IntEnum):
     DOUBT = 26
     PROBED = 27
     RETRIED = 28
+    UNSENT = 29
     # trainer → zygote
     FORK = 32
     KILL = 33
@@ -60,6 +61,13 @@ class Kind(enum.IntEnum):
     UNFORKED = 53
     GREW = 54
     MEMORY = 55
+
+
+class SendingFailedError(BaseException):
+    """This process could not send what it made: its own failure, which its cause tells, and no fault of what it sent.
+
+    No `Exception`: whoever deals with errors of samples must not take this for one.
+    """
 
 
 class Side(NamedTuple):

@@ -17,16 +17,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from outlive._capture import crash, stacks
 from outlive._capture.blackbox import BlackBox, Reason
-from outlive._system import processes
+from outlive._system import memory, processes
 from outlive._system.channel import Body, Channel, Frame
 from outlive._transport import packing, wire
 from outlive._transport.cells import Arena
-from outlive._transport.wire import Kind
+from outlive._transport.wire import Kind, SendingFailedError
 from outlive._worker import failures
 from outlive._worker.allowance import Allowance
 from outlive._worker.creep import Creep
@@ -42,6 +42,7 @@ _LEAVE_S = 0.3  # for threads of the user's to end, when a worker is recycled
 _SHORT_NS = 5_000_000  # batches that take less are timed now and then
 _TIMED_OF_SHORT = 16
 _LONGEST_SLEEP_S = 0.05  # between two looks whether the trainer is still there
+_MOST_TOLD = 16_384  # characters of a failure to send
 PROBE = 1 << 32  # in a task frame's `extra`, above the number of freed cells
 
 
@@ -116,8 +117,22 @@ class Desk:
         """Pack and send a finished batch; raises what pickling raises, with nothing sent."""
         packed = self._packer.pack(batch, self._side())
         self._settle(seq)
-        self._channel.send(Kind.RESULT, seq, packed.inline, packed.parts, packed.handles)
+        self.send(Kind.RESULT, seq, packed.inline, packed.parts, packed.handles)
         self.arena.finish(packed.cells)
+
+    def send(
+        self,
+        kind: Kind,
+        seq: int = 0,
+        extra: int = 0,
+        parts: Sequence[Any] = (),
+        handles: tuple[memory.Handle, ...] = (),
+    ) -> None:
+        """Send what is ready to be sent; where that fails, this process ends, and a fresh one does its work."""
+        try:
+            self._channel.send(kind, seq, extra, parts, handles)
+        except Exception as error:
+            raise SendingFailedError from error
 
     def begin_task(self) -> int:
         """A batch begins; when, if it is one that is timed."""
@@ -139,7 +154,7 @@ class Desk:
 
     def send_empty(self, seq: int) -> None:
         self._settle(seq)
-        self._channel.send(Kind.EMPTY, seq, 0, [wire.dump(self._side())])
+        self.send(Kind.EMPTY, seq, 0, [wire.dump(self._side())])
 
     def can_pack(self, batch: Any) -> None:
         """Raise what packing this batch would raise."""
@@ -156,7 +171,7 @@ class Desk:
 
     def tell_retry(self, seq: int, failure: Failure) -> None:
         """At once, not with the batch: whoever dies at the next attempt cannot tell any more."""
-        self._channel.send(Kind.RETRIED, seq, 0, [wire.dump(failure)])
+        self.send(Kind.RETRIED, seq, 0, [wire.dump(failure)])
 
     def doubt(self, seq: int, doubt: tuple[Any, ...]) -> AnswerDoubt:
         """Tell the trainer that it may be the source that fails, or failed, and hear what to do."""
@@ -186,7 +201,7 @@ class Desk:
         raise EOFError
 
     def _consult(self, kind: Kind, seq: int, question: Any, answer: Kind) -> Body:
-        self._channel.send(kind, seq, 0, [wire.dump(question)])
+        self.send(kind, seq, 0, [wire.dump(question)])
         held: deque[Frame] = deque()
         while True:
             frame = self.next_frame()
@@ -259,20 +274,20 @@ def main(
             job.prepare(desk, slot, restored)
             return job
 
-        job = _prepared(desk, channel, prepare)
+        job = _prepared(desk, prepare)
         if job is None:
             return
         crash.reinstall()  # worker_init_fn may have brought handlers of its own
         allowance = desk.allowance = Allowance(job.limits, box) if job.limits.any else None
         manners = Manners()
-        creep = Creep(box, lambda told: channel.send(Kind.CREPT, parts=[wire.dump(told)]))
+        creep = Creep(box, lambda told: desk.send(Kind.CREPT, parts=[wire.dump(told)]))
         desk.last_random = desk.randomness.read()
-        channel.send(Kind.READY, extra=int(job.can_skip))
+        desk.send(Kind.READY, extra=int(job.can_skip))
         while True:
             box.enter(Stage.IDLE)
             frame = desk.next_frame()
             if frame.kind == Kind.TASK:
-                _run_task(desk, job, frame, channel)
+                _run_task(desk, job, frame)
                 manners.task_done()
                 spent = allowance is not None and allowance.is_spent(desk.samples)
                 if spent or creep.is_too_much() or _is_asked(box):
@@ -284,11 +299,11 @@ def main(
                 desk.epoch = frame.seq
                 box.forget_random_states()  # the trainer has them; batches are numbered anew
                 box.forget_batches()
-                kept = _prepared(desk, channel, functools.partial(job.begin_epoch, wire.load(frame.body)))
+                kept = _prepared(desk, functools.partial(job.begin_epoch, wire.load(frame.body)))
                 if kept is None:
                     return
                 desk.last_random = desk.randomness.read()
-                channel.send(Kind.EPOCH_BEGUN, frame.seq, parts=[kept])
+                desk.send(Kind.EPOCH_BEGUN, frame.seq, parts=[kept])
             elif frame.kind == Kind.FREED:
                 arena.give_back(wire.unpack_numbers(frame.body, frame.extra))
             elif frame.kind == Kind.REST:
@@ -299,6 +314,9 @@ def main(
                 return
     except EOFError:
         box.enter(Stage.LEAVING)
+    except SendingFailedError as failed:
+        box.enter(Stage.DELIVERING, box.in_hand().batch)
+        channel.send(Kind.UNSENT, parts=[wire.dump(_own_failure(failed.__cause__ or failed))])
     except BaseException as error:
         if isinstance(error, SystemExit):
             box.note_exit()
@@ -306,7 +324,14 @@ def main(
         raise
 
 
-def _prepared(desk: Desk, channel: Channel, prepare: Callable[[], T]) -> T | None:
+def _own_failure(error: BaseException) -> Failure:
+    """What is told of a failure to send: little enough to be sent without a descriptor or memory."""
+    failure = failures.capture(error, Stage.DELIVERING)
+    message, traceback = failure.message[:_MOST_TOLD], failure.traceback[-_MOST_TOLD:]
+    return replace(failure, message=message, traceback=traceback)
+
+
+def _prepared(desk: Desk, prepare: Callable[[], T]) -> T | None:
     """What `prepare` returns; None when it raised, which the trainer is then told."""
     desk.box.enter(Stage.PREPARING)
     try:
@@ -314,11 +339,11 @@ def _prepared(desk: Desk, channel: Channel, prepare: Callable[[], T]) -> T | Non
     except Exception as error:
         failure = failures.capture(error, Stage.PREPARING)
         desk.box.enter(Stage.LEAVING)
-        channel.send(Kind.UNPREPARED, 0, 0, [wire.dump(failure)])
+        desk.send(Kind.UNPREPARED, 0, 0, [wire.dump(failure)])
         return None
 
 
-def _run_task(desk: Desk, job: Job, frame: Frame, channel: Channel) -> None:
+def _run_task(desk: Desk, job: Job, frame: Frame) -> None:
     seq = frame.seq
     freed = frame.extra & 0xFFFFFFFF
     probe = bool(frame.extra & PROBE)
@@ -332,13 +357,13 @@ def _run_task(desk: Desk, job: Job, frame: Frame, channel: Channel) -> None:
         job.run(seq, memoryview(frame.body)[8 * freed :], probe)
     except StreamEnded:
         desk._settle(seq)
-        channel.send(Kind.ENDED, seq, 0, [wire.dump(desk._side())])
+        desk.send(Kind.ENDED, seq, 0, [wire.dump(desk._side())])
     except TaskFailed as failed:
         desk._settle(seq)
-        channel.send(Kind.ERROR, seq, int(failed.ended), [wire.dump((failed.failure, desk._side()))])
+        desk.send(Kind.ERROR, seq, int(failed.ended), [wire.dump((failed.failure, desk._side()))])
     else:
         if probe:
-            channel.send(Kind.SURVIVED, seq)
+            desk.send(Kind.SURVIVED, seq)
             return
     if begun_ns:
         desk.end_task(begun_ns)

@@ -254,6 +254,8 @@ class Exchange:
             news.append((r.SourceProbed(slot, incarnation, worker.pid, frame.seq, *wire.load(frame.body)), None))
         elif kind == Kind.UNPREPARED:
             worker.unprepared = wire.load(frame.body)
+        elif kind == Kind.UNSENT:
+            worker.unsent = wire.load(frame.body)
         elif kind == Kind.CREPT:
             creep = wire.load(frame.body)
             if (slot, creep.kind) not in self._crept:
@@ -302,6 +304,7 @@ class Exchange:
             hung=worker.hung,
             recycled=_why_recycled(worker),
             blameless=worker.lost or (worker.channel.torn and not worker.channel.garbled),
+            unsent=worker.unsent,
         )
 
     def _evidence(self, worker: Worker) -> Evidence:

@@ -136,6 +136,7 @@ class Worker:
     hung_up_at: float | None = None
     asked_to_end: bool = False
     unprepared: Failure | None = None
+    unsent: Failure | None = None
     evidence: Evidence = NO_EVIDENCE  # what its watchman knows, when it has ended
     lost: bool = False  # its zygote is gone, and its status with it
     registered: bool = True

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 Works = Callable[[Sequence[int]], bool]
+Search = Callable[[Sequence[int], Works], tuple[int, ...]]
 _MOST_TRIES = 256
 _DEEPEST = 12
 _WHOLE = (str, bytes, int, float, bool, type(None), type)  # nothing to be found inside

@@ -337,7 +337,12 @@ def give_up_error(given_up: r.GiveUp, ledger: Ledger, policy: FaultPolicy) -> Ba
         return errors.source_error(
             given_up.text, incident, told[-2:], delivered=ledger.delivered, patience_s=policy.breaker_patience or 0.0
         )
-    if given_up.limit is r.LimitKind.RESTARTS:
+    if given_up.limit is r.LimitKind.UNSENT:
+        assert incident is not None
+        verdict = incident.verdict
+        remedy = verdict.remedies[0] if verdict is not None and verdict.remedies else "smaller batches"
+        seen = [i for i in ledger.incidents if i.failure is not None and i.kind is IncidentKind.CRASH]
+    elif given_up.limit is r.LimitKind.RESTARTS:
         remedy = "FaultPolicy(max_restarts=…, restart_window_s=…)   if so many deaths are to be expected"
         seen = [i for i in ledger.incidents if i.kind is not IncidentKind.EXCEPTION]
     else:

@@ -30,6 +30,8 @@ from outlive.limits import NO_LIMITS, Limits
 from outlive.loader import collating, culprits, epochs
 from outlive.settings import FaultPolicy
 
+_MOST_UNEXPLAINED = 5  # times that a batch fails as a whole though all of its samples work
+
 
 @dataclass
 class JobSettings:
@@ -65,6 +67,7 @@ class LoaderJob:
         self.desk: Desk
         self._dirty = False  # the last task was a probe: its random numbers do not count
         self._attempts: dict[tuple[int, int], int] = {}
+        self._unexplained, self._unexplained_in = 0, (-1, -1)  # failures without a culprit; of which epoch and batch
         self.limits = settings.limits
         self.can_skip = False  # samples can be stepped over without fetching them
 
@@ -273,7 +276,16 @@ class LoaderJob:
             self.desk.rewind()
             raise Again
         works = self.works_with(lambda chosen: self.desk.can_pack(self.collate_fn(gather(chosen))), stage, seq)
-        return failure, culprits.by_company(list(positions), works)
+        return failure, self.blamed(culprits.by_company, seq, list(positions), works)
+
+    def blamed(self, search: culprits.Search, seq: int, positions: list[int], works: culprits.Works) -> tuple[int, ...]:
+        """Which samples made a step fail. None where it works by now: it is tried again, though not for ever."""
+        found = () if works(positions) else search(positions, works)
+        if found:
+            return found
+        self._unexplained = self._unexplained + 1 if self._unexplained_in == (self.desk.epoch, seq) else 1
+        self._unexplained_in = (self.desk.epoch, seq)
+        return tuple(positions) if self._unexplained > _MOST_UNEXPLAINED else ()
 
 
 def is_stateful(thing: Any) -> bool:

@@ -212,8 +212,8 @@ class MapJob(LoaderJob):
                 if self._source.goods:  # before a search in which every step would fail
                     self._settle_doubts(seq, task, live, failure, missing)
                 works = self.works_with(lambda chosen: get_many([live[p] for p in chosen]), Stage.FETCHING_MANY, seq)
-                found = culprits.by_halving(missing, works)
-                if len(found) < len(missing):
+                found = self.blamed(culprits.by_halving, seq, missing, works)
+                if found and len(found) < len(missing):
                     self._source.went_well(live[next(p for p in missing if p not in found)])
                 self._give_up(failure, found, task, live, samples)
                 self.desk.rewind()

@@ -23,6 +23,7 @@ from typing import Any
 
 from outlive._capture.blackbox import POSITION, SINCE
 from outlive._fleet.policy import pause_s
+from outlive._transport.wire import SendingFailedError
 from outlive._worker import failures, threads
 from outlive._worker.loop import Desk, Restored
 from outlive.incident import Decision, Stage
@@ -219,6 +220,8 @@ class PoolJob:
                 results.values = [value if type(value) in PLAIN else Apart(value) for value in values]
             send(results)
             return
+        except SendingFailedError:
+            raise
         except BaseException:  # whatever pickling raises: one result is to blame
             if box.in_hand().stage is Stage.DELIVERING:
                 raise  # half of it may be on its way
@@ -237,6 +240,8 @@ class PoolJob:
             apart = Apart(value)
             self.desk.can_pack(apart)
             return apart
+        except SendingFailedError:
+            raise
         except BaseException as error:
             if self.desk.allowance is not None:
                 self.desk.allowance.stop_if_refused(error)

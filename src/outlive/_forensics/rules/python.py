@@ -181,7 +181,7 @@ def _place_told(traceback: str) -> str:
 
 def out_of_memory(incident: Incident) -> Verdict | None:
     failure = incident.failure
-    if incident.kind is not IncidentKind.EXCEPTION or failure is None:
+    if failure is None or not (incident.kind is IncidentKind.EXCEPTION or _is_own(failure)):
         return None
     if incident.evidence.over_limit_bytes is not None:
         return None  # a limit of outlive's own, which has a rule of its own
@@ -253,6 +253,10 @@ def _make_room(full: Full | None, in_shm: bool) -> tuple[str, ...]:
 
 def raised(incident: Incident) -> Verdict | None:
     failure = incident.failure
+    if failure is not None and _is_own(failure):
+        said = f"{_named(failure)}: {first_line(failure.message)}"
+        facts = ("the batch itself was ready: no sample is to blame",)
+        return Verdict(Name.EXCEPTION, f"the worker could not send its batch: {said}", facts, ())
     if incident.kind is not IncidentKind.EXCEPTION or failure is None:
         return None
     if incident.evidence.over_limit_bytes is not None:
@@ -270,6 +274,11 @@ def raised(incident: Incident) -> Verdict | None:
         (f"raised while {failure.stage.words}",) + ((f"try {failure.attempts}",) if failure.attempts > 1 else ()),
         tuple(remedies),
     )
+
+
+def _is_own(failure: Failure) -> bool:
+    """Whether a worker failed to send what it had made."""
+    return failure.stage is Stage.DELIVERING
 
 
 def _named(failure: Failure) -> str:
