@@ -201,6 +201,10 @@ class Channel:
             except ConnectionResetError:
                 count = 0
                 break
+            except OSError:  # no memory for what comes with it
+                self.torn = True
+                count = 0
+                break
         if count == 0:
             self.closed = self.drained = True
             return []
@@ -252,34 +256,54 @@ class Channel:
         start = 0
         while count - start >= HEADER_SIZE:
             size, kind, count_of, flags, seq, extra = HEADER.unpack_from(view, start)
-            if size > _MOST_BYTES or not kind or not self._has_handles(count_of):
+            if size > _MOST_BYTES or not kind or flags > _SPILLED or not self._has_handles(count_of):
                 self.garble()
                 break
             end = start + HEADER_SIZE + size
             if end > count:
+                if len(self._descriptors) > count_of:
+                    self.garble()
                 break
-            body = bytearray(view[start + HEADER_SIZE : end])
+            body: Body = bytearray(view[start + HEADER_SIZE : end])
             handles: tuple[Handle, ...] = ()
-            if count_of:
-                handles = self._take_handles(count_of, body)
-            if flags & _SPILLED:
-                frames.append(Frame(kind, seq, extra, self._read_spilled(handles[0], body), handles[1:]))
-            else:
-                frames.append(Frame(kind, seq, extra, body, handles))
+            if count_of or flags:
+                try:
+                    handles = self._take_handles(count_of, body)
+                    if flags & _SPILLED:
+                        body, handles = self._read_spilled(handles, body)
+                except ValueError:
+                    self.garble()
+                    break
+                except (OSError, MemoryError):  # it cannot be taken over
+                    self.torn = self.closed = self.drained = True
+                    break
+            frames.append(Frame(kind, seq, extra, body, handles))
             start = end
+        if self._descriptors and start == count:  # no message has them
+            self.garble()
         return frames, start
 
     def _has_handles(self, count: int) -> bool:
         """Whether as many came as a message says."""
         return count <= len(self._descriptors)
 
-    def _take_handles(self, count: int, body: bytearray) -> tuple[Handle, ...]:
+    def _take_handles(self, count: int, body: Body) -> tuple[Handle, ...]:
+        """The handles of a message, taken out of its body if they are there; ValueError where they are not ours."""
         return tuple(self._descriptors.popleft() for _ in range(count))
 
-    def _read_spilled(self, handle: Handle, size: bytearray) -> Body:
-        room = memoryview(memory.adopt(handle, _SIZE.unpack_from(size)[0])).cast("B")
-        # A worker may trust its trainer not to write there any more; nobody may trust a worker.
-        return room if self._blocking else bytearray(room)
+    def _read_spilled(self, handles: tuple[Handle, ...], told: Body) -> tuple[Body, tuple[Handle, ...]]:
+        """The body that a handle leads to, and the other handles."""
+        try:
+            if not handles or len(told) != _SIZE.size:
+                raise ValueError("no message of ours")
+            spilled, handles = handles[0], handles[1:]
+            room = memoryview(memory.adopt(spilled, _SIZE.unpack(told)[0])).cast("B")
+            # A worker may trust its trainer not to write there any more; nobody may trust a worker.
+            return (room if self._blocking else bytearray(room)), handles
+        except BaseException:
+            for handle in handles:
+                memory.discard(handle)
+            raise
 
     def garble(self) -> None:
         """What came is no message of ours: somebody wrote to a descriptor that is not his. Nothing more is read."""

@@ -17,16 +17,19 @@ import itertools
 import mmap
 import multiprocessing
 import os
+import re
 import sys
+from collections.abc import Callable
 from multiprocessing import resource_tracker
 from typing import Any
 
-from outlive._system.nameless import Handle, map_descriptor
+from outlive._system.nameless import Handle, map_descriptor, map_whole
 
 _WINDOWS = sys.platform == "win32"
 if not _WINDOWS:
     import _posixshmem
 
+_OWN = re.compile(r"/outlive-\d+-([0-9a-f]+)-\d+[a-z]?")
 _numbers = itertools.count()
 _kept: dict[str, mmap.mmap] = {}  # Windows: a segment goes with its last map, so its maker keeps one
 
@@ -59,26 +62,35 @@ def _prefix_of(pid: int) -> str:
     The secret that processes started by `multiprocessing` have in common is in it: a process of another container, or
     of another program, may have the same number, and its memory must not be swept.
     """
-    secret = hashlib.sha256(b"outlive" + multiprocessing.current_process().authkey).hexdigest()[:6]
-    return f"outlive-{pid}-{secret}-"
+    return f"outlive-{pid}-{_secret()}-"
+
+
+def _secret() -> str:
+    return hashlib.sha256(b"outlive" + multiprocessing.current_process().authkey).hexdigest()[:6]
 
 
 def attach(handle: Handle, size: int | None = None) -> ctypes.Array[ctypes.c_ubyte]:
     """The memory behind a name, mapped for as long as anything looks at it."""
+    return _attach(handle, size, map_descriptor)
+
+
+def _attach(
+    handle: Handle, size: int | None, mapped: Callable[[int, int | None], ctypes.Array[ctypes.c_ubyte]]
+) -> ctypes.Array[ctypes.c_ubyte]:
     if _WINDOWS:
         assert size is not None
         return (ctypes.c_ubyte * size).from_buffer(mmap.mmap(-1, size, tagname=str(handle)))  # type: ignore[call-arg]
     fd = _posixshmem.shm_open(str(handle), os.O_RDWR, mode=0o600)
     try:
-        return map_descriptor(fd, size)
+        return mapped(fd, size)
     finally:
         os.close(fd)
 
 
 def adopt(handle: Handle, size: int | None = None) -> ctypes.Array[ctypes.c_ubyte]:
-    """Attach memory that somebody else made, and take its name away."""
+    """Attach memory that another process made, and take its name away. ValueError where there is less than was said."""
     try:
-        return attach(handle, size)
+        return _attach(handle, size, map_whole)
     finally:
         discard(handle)
 
@@ -94,6 +106,12 @@ def discard(handle: Handle) -> None:
     if not _WINDOWS:
         with contextlib.suppress(FileNotFoundError):
             _posixshmem.shm_unlink(str(handle))
+
+
+def is_own(handle: Handle) -> bool:
+    """Whether a handle that came may be one of ours: it is used, and taken away, only then."""
+    found = _OWN.fullmatch(str(handle))
+    return found is not None and found[1] == _secret()
 
 
 def sweep(pid: int) -> None:

@@ -51,9 +51,10 @@ def attach(handle: Handle, size: int | None = None) -> ctypes.Array[ctypes.c_uby
 
 
 def adopt(handle: Handle, size: int | None = None) -> ctypes.Array[ctypes.c_ubyte]:
-    """Attach memory that somebody else made, and let go of the handle, which came with it."""
+    """Attach memory that another process made, and let go of the handle, which came with it. ValueError where there is
+    less of it than was said."""
     try:
-        return map_descriptor(int(handle), size)
+        return map_whole(int(handle), size)
     finally:
         os.close(int(handle))
 
@@ -66,6 +67,11 @@ def let_go(handle: Handle) -> None:
 def discard(handle: Handle) -> None:
     """Nobody was, or will be, told of this memory."""
     os.close(int(handle))
+
+
+def is_own(handle: Handle) -> bool:
+    """Whether a handle that came may be one of ours: a descriptor that came along is the receiver's, whatever it is."""
+    return isinstance(handle, int)
 
 
 def sweep(pid: int) -> None:
@@ -108,6 +114,13 @@ def redeem(ticket: Any, mark: bytes, size: int) -> Handle | None:
         pass  # a pipe, a terminal: not ours, then
     os.close(fd)
     return None
+
+
+def map_whole(fd: int, size: int | None) -> ctypes.Array[ctypes.c_ubyte]:
+    """Map memory of another process's: who touches what is not there would die of it."""
+    if size is not None and not 0 < size <= os.fstat(fd).st_size:
+        raise ValueError(f"no shared memory of {size} bytes")
+    return map_descriptor(fd, size)
 
 
 def map_descriptor(fd: int, size: int | None, writable: bool = True) -> ctypes.Array[ctypes.c_ubyte]:

@@ -11,7 +11,8 @@ import select
 import socket
 from collections.abc import Sequence
 
-from outlive._system.channel import HEADER, Bytes, Channel
+from outlive._system import memory
+from outlive._system.channel import HEADER, Body, Bytes, Channel
 from outlive._system.memory import Handle
 
 _NAME_SIZE = 32
@@ -52,12 +53,15 @@ class PortableChannel(Channel):
     def _has_handles(self, count: int) -> bool:
         return True
 
-    def _take_handles(self, count: int, body: bytearray) -> tuple[Handle, ...]:
+    def _take_handles(self, count: int, body: Body) -> tuple[Handle, ...]:
+        assert isinstance(body, bytearray)
         names = bytes(body[: count * _NAME_SIZE])
         del body[: count * _NAME_SIZE]
-        if len(names) != count * _NAME_SIZE:
-            self.garble()
-        return tuple(names[at : at + _NAME_SIZE].decode().strip() for at in range(0, len(names), _NAME_SIZE))
+        taken = tuple(names[at : at + _NAME_SIZE].decode().strip() for at in range(0, len(names), _NAME_SIZE))
+        # Whoever takes one over takes its name away: it is never the name of what is not ours.
+        if len(names) != count * _NAME_SIZE or not all(map(memory.is_own, taken)):
+            raise ValueError("no handles of ours")
+        return taken
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

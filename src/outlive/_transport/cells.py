@@ -239,6 +239,7 @@ class CellTable:
         self._maps: dict[int, ctypes.Array[ctypes.c_ubyte]] = {}
         self._tally = {} if tally is None else tally  # sizes of all cells that are mapped, this worker's and others'
         self._leases: dict[int, weakref.ref[Any]] = {}
+        self._taken: set[int] = set()  # cells that came with a result, and were not given back since
         # Finalizers run in whatever thread drops the last view; append and popleft are atomic.
         self._freed: deque[int] = deque()
 
@@ -247,13 +248,29 @@ class CellTable:
         self._tally[id(cell)] = size
         weakref.finalize(cell, self._tally.pop, id(cell), None).atexit = False
 
+    def knows(self, number: int) -> bool:
+        return number in self._maps
+
+    def size_of(self, number: int) -> int:
+        """Of a cell that is here; KeyError for any other."""
+        return len(self._maps[number])
+
+    def take(self, numbers: set[int]) -> None:
+        """A result has come in these cells: until they are given back, no other one may be in them."""
+        if not self._taken.isdisjoint(numbers):
+            raise ValueError("a cell that the worker was not given back")
+        self._taken.update(numbers)
+
     def drop(self, number: int) -> None:
+        if number in self._taken:
+            raise ValueError("a cell that the worker was not given back")
         self._maps.pop(number, None)
 
     def forget(self) -> bool:
         """Keep no cell, as the worker will not either; whether there was any. Leases last as long as their views."""
         some = bool(self._maps)
         self._maps.clear()
+        self._taken.clear()
         return some
 
     def lease(self, number: int) -> npt.NDArray[np.uint8]:
@@ -286,6 +303,7 @@ class CellTable:
         numbers = []
         while freed:
             number = freed.popleft()
+            self._taken.discard(abs(number))
             if number < 0:
                 self.drop(-number)
             numbers.append(number)

@@ -152,13 +152,23 @@ def _reduce_array(array: npt.NDArray[Any]) -> Any:
 
 
 def adopt(body: bytearray, inline: int, handles: tuple[memory.Handle, ...], table: CellTable) -> wire.Parcel:
-    """Take a result's cells into the table, as soon as it arrives."""
-    parcel = wire.read_parcel(body, inline)
-    for (number, size), handle in zip(parcel.made, handles, strict=True):
-        table.add(number, size, handle)
-    for number in parcel.dropped:
-        table.drop(number)
-    return parcel
+    """Take a result's cells into the table, as soon as it arrives; ValueError where it is no result of ours."""
+    waiting = list(handles)
+    try:
+        parcel = wire.read_parcel(body, inline)
+        if waiting or parcel.made:
+            if len(parcel.made) != len(waiting) or any(table.knows(number) for number, _ in parcel.made):
+                raise ValueError("no cells of ours")
+            for number, size in parcel.made:
+                table.add(number, size, waiting.pop(0))
+        if cells := wire.cells_of(parcel, inline, table.size_of):
+            table.take(cells)
+        for number in parcel.dropped:
+            table.drop(number)
+        return parcel
+    finally:
+        for handle in waiting:
+            memory.discard(handle)
 
 
 class Opening:

@@ -15,7 +15,9 @@ from __future__ import annotations
 import enum
 import pickle
 import struct
+import sys
 from array import array
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from outlive.incident import Failure
@@ -123,16 +125,18 @@ def parcel_parts(parcel: Parcel) -> list[bytes | memoryview]:
 
 def read_parcel(body: bytearray, at: int) -> Parcel:
     """A parcel from a frame's body; `at` is where the inline region ends."""
+    if not 0 <= at <= len(body) - _COUNTS.size:
+        raise ValueError("no parcel of ours")
     counts = _COUNTS.unpack_from(body, at)
     at += _COUNTS.size
     view = memoryview(body)
     if counts == _NO_COUNTS:
         return Parcel([], [], [], [], NOTHING_BESIDE, view[at:])
     made, dropped, buffers, places, side_size = counts
-    if min(counts) < 0:
-        raise ValueError("no parcel of ours")
     k, m = 2 * made + dropped, 2 * made + dropped + 3 * buffers
     count = m + 3 * places
+    if min(counts) < 0 or 8 * count + side_size > len(body) - at:
+        raise ValueError("no parcel of ours")
     numbers = array("q")
     numbers.frombytes(view[at : at + 8 * count])
     at += 8 * count
@@ -147,6 +151,27 @@ def read_parcel(body: bytearray, at: int) -> Parcel:
         side,
         view[at + side_size :],
     )
+
+
+def cells_of(parcel: Parcel, inline: int, size_of: Callable[[int], int]) -> set[int]:
+    """The cells that a parcel is in; raises where a place of it lies outside of them, or of the inline region."""
+    cells: set[int] = set()
+    _, _, buffers, places, _, _ = parcel
+    if buffers and min(buffers)[0] < INLINE:
+        raise ValueError("no buffer of ours")
+    for cell, offset, size in buffers + places if buffers else places:
+        if cell == INLINE:
+            room = inline
+        elif cell >= 0:
+            cells.add(cell)
+            room = size_of(cell)
+        elif cell in NO_CELLS and 0 <= offset < len(places) and places[offset][0] >= INLINE:
+            room = sys.maxsize  # a part of another place: whoever opens it sees no more than there is
+        else:
+            raise ValueError("no place of ours")
+        if offset < 0 or size < 0 or offset + size > room:
+            raise ValueError("no place of ours")
+    return cells
 
 
 def pack_numbers(numbers: list[int]) -> bytes:

@@ -31,7 +31,7 @@ def capture(error: BaseException, stage: Stage, position: int = -1, advice: str 
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error)
+        return str.__str__(str(error))  # a class of the user's that is a str stays here
     except Exception as broken:  # a user's __str__ may itself fail; the class name is still known
         return f"<its __str__ raised {type(broken).__name__}>"
 

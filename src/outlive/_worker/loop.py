@@ -64,6 +64,7 @@ class Job(Protocol):
     """What a front door has workers do. Lives in the zygote; one copy wakes up in each worker."""
 
     can_skip: bool
+    may_end: bool  # a worker may have no more to do before the epoch is over
     limits: Limits
 
     def prepare(self, desk: Desk, slot: int, restored: Restored) -> None: ...

@@ -8,8 +8,7 @@ Never   starts, waits for or ends a process: that is for the engine which builds
 from __future__ import annotations
 
 import contextlib
-import pickle
-import struct
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,16 +16,20 @@ from typing import Any
 from outlive import records as r
 from outlive._capture import crash, stacks
 from outlive._capture.blackbox import COPIES, TIMES, BlackBox, Reason
+from outlive._system import memory
 from outlive._system.channel import Frame
 from outlive._transport import wire
 from outlive._transport.wire import Kind
 from outlive._worker import loop
+from outlive.engines import messages
 from outlive.engines.workers import Memory, Result, Stand, Worker
 from outlive.evidence import CreepKind, Evidence, Worked
 from outlive.incident import Decision, Exit, InHand, Stage
 from outlive.quantities import in_words
 from outlive.records import Event
 from outlive.statistics import Load
+
+log = logging.getLogger("outlive")
 
 News = tuple[Event, Any]
 
@@ -134,6 +137,7 @@ class Exchange:
         freed = worker.table.take_freed()
         extra = len(freed) | (loop.PROBE if probe else 0)
         parts: list[Any] = body if isinstance(body, list) else [body]
+        worker.tasks.append((seq, probe))
         worker.channel.send(Kind.TASK, seq, extra, [wire.pack_numbers(freed), *parts] if freed else parts)
         if worker.channel.congested:
             self._mind_congestion(worker)
@@ -200,72 +204,100 @@ class Exchange:
         return not self._epoch_open
 
     def _worker(self, slot: int, incarnation: int) -> Worker | None:
+        messages.require(0 <= slot < len(self._workers))
         worker = self._workers[slot]
         return worker if worker is not None and worker.incarnation == incarnation else None
 
     # ------------------------------------------------------------ from workers
 
     def _receive(self, worker: Worker, news: list[News]) -> None:
-        for frame in worker.channel.receive():
+        frames = iter(worker.channel.receive())
+        for frame in frames:
             try:
                 self._take_frame(worker, frame, news)
             except OSError:  # a cell that cannot be mapped: this worker is lost
                 worker.channel.torn = worker.channel.closed = worker.channel.drained = True
-                return
-            except (pickle.UnpicklingError, struct.error, ValueError, KeyError, EOFError):
+                break
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # whatever unpickling what is no pickle of ours may raise
+                log.debug("worker %d sent what is no message: %r", worker.slot, error)
                 worker.channel.garble()
-                return
+                break
+        for lost in frames:
+            for handle in lost.handles:
+                memory.discard(handle)
 
     def _take_frame(self, worker: Worker, frame: Frame, news: list[News]) -> None:
         slot, incarnation, kept = worker.slot, worker.incarnation, self._memories[worker.slot]
-        kind = frame.kind
+        kind, seq = frame.kind, frame.seq
         if kind == _RESULT:
             result = Result(frame, worker.table)
+            worker.did(seq)
             side = result.side
+            if side is not wire.NOTHING_BESIDE:
+                messages.check(side, wire.Side)
             if slot not in self._epoch_open:  # else it belongs to the epoch before
-                kept.arrived(frame.seq, side.place)
+                kept.arrived(seq, side.place)
                 if self._far_ahead:
-                    kept.keep_random(worker.box.random_states(frame.seq))
-            news.append((r.TaskFinished(slot, incarnation, frame.seq, side.failures), result))
-        elif kind == Kind.READY:
+                    kept.keep_random(worker.box.random_states(seq))
+            news.append((r.TaskFinished(slot, incarnation, seq, side.failures), result))
+            return
+        if frame.handles:
+            for handle in frame.handles:
+                memory.discard(handle)
+            raise messages.ForeignMessageError
+        if kind == Kind.READY:
+            messages.require(not worker.ready)
+            worker.ready = True
             news.append((r.WorkerReady(slot, incarnation, bool(frame.extra)), None))
         elif kind == Kind.SURVIVED:
-            news.append((r.TaskFinished(slot, incarnation, frame.seq), None))
-        elif kind in (Kind.EMPTY, Kind.ENDED):
-            side = wire.load(frame.body)
+            worker.did(seq, probe=True)
+            news.append((r.TaskFinished(slot, incarnation, seq), None))
+        elif kind in (Kind.EMPTY, Kind.ENDED, Kind.ERROR):
+            said = messages.body_of(frame)
+            failure, side = said if kind == Kind.ERROR else (None, said)
+            ended = kind == Kind.ENDED or (kind == Kind.ERROR and bool(frame.extra))
+            worker.did(seq, ended=ended, probe=None if kind != Kind.EMPTY else False)
+            messages.require(self.job.may_end or not ended)
             if slot not in self._epoch_open:  # else it belongs to the epoch before
-                kept.arrived(frame.seq, side.place)
-            event = r.TaskFinished(
-                slot, incarnation, frame.seq, side.failures, empty=kind == Kind.EMPTY, ended=kind == Kind.ENDED
-            )
-            news.append((event, None))
-        elif kind == Kind.ERROR:
-            failure, side = wire.load(frame.body)
-            if slot not in self._epoch_open:  # else it belongs to the epoch before
-                kept.arrived(frame.seq, side.place)
-            news.append((r.TaskErrored(slot, incarnation, frame.seq, failure, side.failures, bool(frame.extra)), None))
-        elif kind == Kind.ASK:
-            news.append((r.DecisionAsked(slot, incarnation, worker.pid, frame.seq, wire.load(frame.body)), None))
-        elif kind == Kind.RETRIED:
-            news.append((r.TaskRetried(slot, incarnation, frame.seq, wire.load(frame.body)), None))
-        elif kind == Kind.DOUBT:
-            news.append((r.SourceDoubted(slot, incarnation, worker.pid, frame.seq, *wire.load(frame.body)), None))
-        elif kind == Kind.PROBED:
-            news.append((r.SourceProbed(slot, incarnation, worker.pid, frame.seq, *wire.load(frame.body)), None))
+                kept.arrived(seq, side.place)
+            if failure is not None:
+                news.append((r.TaskErrored(slot, incarnation, seq, failure, side.failures, ended), None))
+            else:
+                empty = kind == Kind.EMPTY
+                news.append((r.TaskFinished(slot, incarnation, seq, side.failures, empty=empty, ended=ended), None))
+        elif kind in (Kind.ASK, Kind.RETRIED, Kind.DOUBT, Kind.PROBED):
+            said = messages.body_of(frame)
+            messages.require(worker.has(seq))
+            if kind == Kind.ASK:
+                news.append((r.DecisionAsked(slot, incarnation, worker.pid, seq, said), None))
+            elif kind == Kind.RETRIED:
+                news.append((r.TaskRetried(slot, incarnation, seq, said), None))
+            elif kind == Kind.DOUBT:
+                news.append((r.SourceDoubted(slot, incarnation, worker.pid, seq, *said), None))
+            else:
+                news.append((r.SourceProbed(slot, incarnation, worker.pid, seq, *said), None))
         elif kind == Kind.UNPREPARED:
-            worker.unprepared = wire.load(frame.body)
+            messages.require(not worker.ready or slot in self._epoch_open)
+            worker.unprepared = messages.body_of(frame)
         elif kind == Kind.UNSENT:
-            worker.unsent = wire.load(frame.body)
+            worker.unsent = messages.body_of(frame)
         elif kind == Kind.CREPT:
-            creep = wire.load(frame.body)
+            creep = messages.body_of(frame)
             if (slot, creep.kind) not in self._crept:
                 self._crept.add((slot, creep.kind))
                 evidence = Evidence(Worked(batches_done=worker.box.batches_done), creep=creep)
                 news.append((r.WorkerGrew(slot, incarnation, worker.pid, evidence), None))
         elif kind == Kind.EPOCH_BEGUN:
+            messages.require(slot in self._epoch_open and seq <= self._epoch)
+            if seq < self._epoch:  # that one was left before it had begun everywhere
+                return
             self._epoch_open.discard(slot)
             if frame.body:  # else it cannot be kept, and the replay of iter(dataset) grows longer
                 kept.dataset, kept.iterations = bytes(frame.body), 0
+        else:
+            raise messages.ForeignMessageError
 
     def _bury_one(self, worker: Worker, news: list[News]) -> None:
         """A worker has ended: what it had still sent comes first, then how it ended."""

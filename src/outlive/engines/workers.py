@@ -7,6 +7,7 @@ Never   a process: handles and memories only.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from outlive._capture.blackbox import COPIES, BlackBox
 from outlive._system.channel import Channel, Frame
 from outlive._transport import packing, wire
 from outlive._transport.cells import CellTable
+from outlive.engines import messages
 from outlive.evidence import NO_EVIDENCE, Evidence
 from outlive.incident import Failure
 
@@ -140,4 +142,21 @@ class Worker:
     evidence: Evidence = NO_EVIDENCE  # what its watchman knows, when it has ended
     lost: bool = False  # its zygote is gone, and its status with it
     registered: bool = True
+    ready: bool = False
+    tasks: deque[tuple[int, bool]] = field(default_factory=deque)  # sent, in order, and whether they are probes
     held: tuple[int, int, int] = (0, -1, -1)  # who has its box and its stacks open, and as which descriptors
+
+    def has(self, seq: int) -> bool:
+        """Whether this task is in hand."""
+        return bool(self.tasks) and self.tasks[0][0] == seq
+
+    def did(self, seq: int, *, probe: bool | None = False, ended: bool = False) -> None:
+        """Note that the task in hand is done; ForeignMessageError where it has another one in hand.
+
+        `probe`: what it must have been; None: either. `ended`: no other task will be done in this epoch.
+        """
+        messages.require(self.has(seq) and probe in (None, self.tasks[0][1]))
+        if ended:
+            self.tasks.clear()
+        else:
+            self.tasks.popleft()

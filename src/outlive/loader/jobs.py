@@ -59,6 +59,8 @@ class Again(Exception):
 
 
 class LoaderJob:
+    may_end = False  # a worker's part may be over before the epoch is
+
     def __init__(self, settings: JobSettings) -> None:
         self.settings = settings
         self.dataset = settings.dataset

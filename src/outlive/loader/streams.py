@@ -74,6 +74,8 @@ class Place(NamedTuple):
 
 
 class StreamJob(LoaderJob):
+    may_end = True
+
     def __init__(self, settings: JobSettings) -> None:
         super().__init__(settings)
         self._iterator: Any = None

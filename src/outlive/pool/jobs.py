@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import math
 import os
 import pickle
 import random
@@ -51,6 +52,17 @@ class Results:
     def count(self) -> int:
         return len(self.values) + len(self.raised)
 
+    def fit(self, size: int) -> bool:
+        """Whether these can be the results of a chunk of this size."""
+        positions = [*self.done, self.raised, self.rest]
+        return (
+            sum(map(len, self.done)) == len(self.values)
+            and all(type(p) is int for some in positions for p in some)
+            and all(0 <= min(some) and max(some) < size for some in positions if some)
+            and all(type(raised) is Raised for raised in self.raised.values())
+            and 0 <= self.seconds < math.inf
+        )
+
 
 class _NoRandomness:
     """A task's random numbers are its own affair."""
@@ -68,6 +80,7 @@ class PoolJob:
     policy: FaultPolicy
     limits: Limits = NO_LIMITS
     can_skip: bool = False
+    may_end: bool = False
     threads: int | None = 1
 
     def prepare(self, desk: Desk, slot: int, restored: Restored) -> None:

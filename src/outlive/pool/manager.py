@@ -316,6 +316,8 @@ class Manager:
         if concluded.payload is not None:
             try:
                 results = concluded.payload.open()
+                if type(results) is not Results or not results.fit(chunk.size):
+                    raise ValueError("a worker sent what are no results of these tasks")
             except BaseException as error:  # what a worker could pickle and we cannot unpickle, SystemExit included
                 concluded.payload.discard()
                 self._unreadable(chunk, unreadable(error), condemned)

@@ -28,13 +28,12 @@ from outlive import records as r
 from outlive._capture import blackbox, stacks
 from outlive._capture.blackbox import BlackBox
 from outlive._system import channel as channels
-from outlive._system import nameless, ownership, processes, starting
-from outlive._system.channel import Channel
-from outlive._transport import wire
+from outlive._system import memory, nameless, ownership, processes, starting
+from outlive._system.channel import Channel, Frame
 from outlive._transport.cells import CellTable
 from outlive._transport.wire import Kind
 from outlive._worker import failures, loop
-from outlive.engines import watching
+from outlive.engines import messages, watching
 from outlive.engines.exchange import Exchange, News
 from outlive.engines.local import zygote
 from outlive.engines.payload import Payload
@@ -215,48 +214,65 @@ class LocalEngine(Exchange):
     def _read_control(self, news: list[News]) -> None:
         control = self._control
         assert control is not None
-        for frame in control.receive():
-            if frame.kind == Kind.LOADED:
-                self._loaded = True
-                if frame.body:
-                    log.warning(
-                        "importing the main module or the dataset's modules %s, which forked workers cannot share: "
-                        "each worker is started with an interpreter of its own (do it in worker_init_fn or lazily "
-                        "for faster starts)",
-                        bytes(frame.body).decode(),
-                    )
-            elif frame.kind == Kind.FORKED:
-                incarnation, box_fd, stack_fd = wire.load(frame.body)
-                worker = self._worker(frame.extra, incarnation)
-                if worker is not None:
-                    worker.pid, worker.held = frame.seq, (self._zygote_pid, box_fd, stack_fd)
-            elif frame.kind == Kind.EXITED:
-                slot, incarnation, status, hung, seconds, evidence = wire.load(frame.body)
-                worker = self._worker(slot, incarnation)
-                if worker is not None:
-                    worker.pid, worker.status, worker.hung, worker.seconds = frame.seq, status, hung, seconds
-                    worker.evidence = evidence
-                    self._ended = True
-            elif frame.kind == Kind.SUSPECTED:
-                incarnation, in_hand, stack, seen = wire.load(frame.body)
-                evidence = Evidence(seen=seen)
-                news.append((r.WorkerSuspected(frame.extra, incarnation, frame.seq, in_hand, stack, evidence), None))
-            elif frame.kind == Kind.GREW:
-                incarnation, evidence = wire.load(frame.body)
-                news.append((r.WorkerGrew(frame.extra, incarnation, frame.seq, evidence), None))
-            elif frame.kind == Kind.MEMORY:
-                news.append((r.MemoryTold(*wire.load(frame.body)), None))
-            elif frame.kind == Kind.UNFORKED:
-                worker = self._worker(frame.seq, frame.extra)
-                if worker is not None:
-                    worker.unprepared, worker.status = wire.load(frame.body), 0
-                    self._ended = True
-            elif frame.kind == Kind.UNLOADABLE:
-                self._unloadable = wire.load(frame.body)
+        try:
+            for frame in control.receive():
+                self._take_frame_of_zygote(frame, news)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # as with a worker: the zygote loses itself, and its workers with it
+            log.debug("the zygote sent what is no message: %r", error)
+            control.garble()
         if control.congested:
             control.flush()
         if control.closed:
             self._zygote_died(news)
+
+    def _take_frame_of_zygote(self, frame: Frame, news: list[News]) -> None:
+        kind, number = frame.kind, frame.seq
+        if frame.handles:
+            for handle in frame.handles:
+                memory.discard(handle)
+            raise messages.ForeignMessageError
+        if kind == Kind.LOADED:
+            self._loaded = True
+            if frame.body:
+                log.warning(
+                    "importing the main module or the dataset's modules %s, which forked workers cannot share: "
+                    "each worker is started with an interpreter of its own (do it in worker_init_fn or lazily "
+                    "for faster starts)",
+                    bytes(frame.body).decode(),
+                )
+            return
+        said = messages.body_of(frame)
+        if kind == Kind.UNLOADABLE:
+            self._unloadable = said
+        elif kind == Kind.MEMORY:
+            news.append((r.MemoryTold(*said), None))
+        elif kind == Kind.UNFORKED:
+            worker = self._worker(number, frame.extra)
+            if worker is not None:
+                worker.unprepared, worker.status = said, 0
+                self._ended = True
+        elif kind == Kind.EXITED:
+            slot, incarnation, status, hung, seconds, evidence = said
+            worker = self._worker(slot, incarnation)
+            messages.require(number > 1)
+            if worker is not None:
+                worker.pid, worker.status, worker.hung, worker.seconds = number, status, hung, seconds
+                worker.evidence = evidence
+                self._ended = True
+        else:
+            slot, (incarnation, *more) = frame.extra, said
+            worker = self._worker(slot, incarnation)
+            messages.require(number > 1)  # it is a process that we may have to kill
+            if kind == Kind.FORKED and worker is not None:
+                worker.pid, worker.held = number, (self._zygote_pid, *more)
+            elif kind == Kind.SUSPECTED:
+                in_hand, stack, seen = more
+                event = r.WorkerSuspected(slot, incarnation, number, in_hand, stack, Evidence(seen=seen))
+                news.append((event, None))
+            elif kind == Kind.GREW:
+                news.append((r.WorkerGrew(slot, incarnation, number, more[0]), None))
 
     def _zygote_died(self, news: list[News]) -> None:
         """Its workers die with it. A new one is made when the next worker is to be started."""
