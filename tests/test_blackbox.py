@@ -43,7 +43,9 @@ def test_a_worker_that_never_wrote_was_starting():
 
     assert box.in_hand() == InHand(Stage.STARTING, 0, 0, 0.0, stand_in=box.in_hand().stand_in)
     assert box.count == 1
-    assert box.slowest_s == 0
+    assert not any(box.spans)
+    assert box.limit_s is None
+    assert not box.has_hung_before
     box.release()
 
 
@@ -108,7 +110,7 @@ def test_every_step_changes_the_mark(sides):
     assert len(set(marks)) == len(marks)
 
 
-def test_the_slowest_healthy_sample_is_remembered(sides, monkeypatch):
+def test_healthy_samples_are_counted_by_how_long_they_took(sides, monkeypatch):
     """Waiting and starting do not count, nor does the sample that is still in hand."""
     worker, trainer = sides
     clock = [SECOND_NS]
@@ -117,6 +119,11 @@ def test_the_slowest_healthy_sample_is_remembered(sides, monkeypatch):
     def after(seconds: float) -> None:
         clock[0] += int(seconds * SECOND_NS)
 
+    def seen(kind: int) -> list[tuple[float, int]]:
+        """Upper bounds, and how many took about so long."""
+        counts = trainer.spans.tolist()[kind * blackbox.SPANS : (kind + 1) * blackbox.SPANS]
+        return [(blackbox.span_s(n), count) for n, count in enumerate(counts) if count]
+
     worker.enter(Stage.IDLE)
     after(100)
     worker.enter(Stage.FETCHING, 0)
@@ -124,18 +131,49 @@ def test_the_slowest_healthy_sample_is_remembered(sides, monkeypatch):
     worker.fetch(0)
     after(2)
     worker.fetch(1)
-    after(5)
+    after(0.001)
     worker.fetch(2)
-    seen = [trainer.slowest_s]
-    after(1)
+    samples = [seen(blackbox.SAMPLE_STEPS)]
+    after(2)
     worker.finished()
-    seen.append(trainer.slowest_s)
+    samples.append(seen(blackbox.SAMPLE_STEPS))
     worker.enter(Stage.COLLATING, 0)
     after(9)
     worker.finished()
-    seen.append(trainer.slowest_s)
 
-    assert seen == [5.0, 5.0, 9.0]
+    ((short, one), (long, another)), (_, (_, two)) = samples
+    assert (short, one, another, two) == (0.0, 1, 1, 2)
+    assert 2 < long <= 2.5
+    ((bound, once),) = seen(blackbox.BATCH_STEPS)
+    assert 9 < bound <= 9 * 1.25
+    assert once == 1
+    assert seen(blackbox.SAMPLE_STEPS) == samples[1]
+
+
+@pytest.mark.parametrize("nanoseconds", [blackbox.LONG_NS, 12_345_678, SECOND_NS, 3600 * SECOND_NS, 1 << 62])
+def test_a_long_sample_is_counted_where_it_belongs(sides, nanoseconds):
+    """The bucket's bound is at most a quarter above; what takes days is counted with what takes hours."""
+    worker, trainer = sides
+
+    worker.took_long(nanoseconds)
+
+    (n,) = [n for n, count in enumerate(trainer.spans.tolist()) if count]
+    assert 1 <= n < blackbox.SPANS
+    last = blackbox.span_s(blackbox.SPANS - 1)
+    assert min(nanoseconds / 1e9, last * 0.99) < blackbox.span_s(n) <= 1.25 * nanoseconds / 1e9
+
+
+def test_what_hung_a_worker_before_is_known_to_the_next(sides):
+    """That sample, or that batch as a whole, and no other."""
+    worker, trainer = sides
+    worker.enter(Stage.FETCHING, 3)
+    worker.fetch(1)
+    seen = [trainer.has_hung_before]
+    for hung in ((3, 0), (3, 1), (3, -1), (2, 1), (4, -1)):
+        trainer.note_hung(*hung)
+        seen.append(trainer.has_hung_before)
+
+    assert seen == [False, False, True, True, False, False]
 
 
 # ---------------------------------------------------------------- random states

@@ -105,6 +105,7 @@ class WorkerSuspected:
     in_hand: InHand
     stack: str = ""
     evidence: Evidence = NO_EVIDENCE
+    again: bool = False  # it was told of before, and nothing has come of it
 
 
 @dataclass(frozen=True)
@@ -245,6 +246,7 @@ class ConcludeTask(NamedTuple):
 @dataclass(frozen=True)
 class ReportIncident:
     incident: Incident
+    again: bool = False  # it goes on: for the log alone
 
 
 @dataclass(frozen=True)

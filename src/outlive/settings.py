@@ -31,10 +31,15 @@ class FaultPolicy:
     backoff_s       pause before the first retry of an exception; doubles each time
     backoff_max_s   the longest such pause
     jitter          share by which each pause is varied, so that workers do not retry in step
-    sample_timeout  seconds a sample may take; "auto": suspected after the longer of hang_floor_s and 20 times the
-                    slowest healthy sample, replaced at ten times that (at once if it is stopped or every
-                    thread waits for a lock); None: never
-    hang_floor_s    the least time before "auto" suspects a hang
+    sample_timeout  seconds a sample may take; "auto": it depends on what the worker does, as the next four say, and on
+                    how long samples usually take (what 199 of 200 of the last 1,000 stay below); None: never
+    hang_floor_s    seconds before a hang is suspected, and a worker ended that can never go on: it is stopped, or no
+                    living process can release what all its threads wait for
+    hang_wait_s     "auto" ends a worker that sleeps or waits after the longer of this and 20 times what samples
+                    usually take; None: 4 times hang_floor_s
+    hang_wait_max_s   but never later than this; None: 60 times hang_floor_s
+    hang_busy_s     "auto" ends a worker that uses the CPU after the longer of this and 20 times what samples usually
+                    take; None: 10 times hang_floor_s
     max_restarts    so many restarts within restart_window_s seconds end the epoch with TooManyFaultsError
     max_bad         so many bad samples (int), or this share of the samples drawn (float; looked at
                     once there are 20 bad ones), end the epoch with TooManyFaultsError; None: no limit
@@ -54,6 +59,9 @@ class FaultPolicy:
     jitter: float = 0.25
     sample_timeout: float | Literal["auto"] | None = "auto"
     hang_floor_s: float = 30.0
+    hang_wait_s: float | None = None
+    hang_wait_max_s: float | None = None
+    hang_busy_s: float | None = None
     max_restarts: int = 100
     restart_window_s: float = 60.0
     max_bad: int | float | None = 0.25
@@ -82,6 +90,9 @@ class FaultPolicy:
             if self.sample_timeout == 0:
                 raise ValueError('sample_timeout must be more than 0 seconds (None: never; "auto": the default), got 0')
         check_number("hang_floor_s", self.hang_floor_s, least=0.01)
+        for name in ("hang_wait_s", "hang_wait_max_s", "hang_busy_s"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), least=0.01)
         check_number("max_restarts", self.max_restarts, least=0, whole=True)
         check_number("restart_window_s", self.restart_window_s, least=0.001)
         if self.max_bad is not None:

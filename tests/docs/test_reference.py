@@ -187,6 +187,7 @@ def test_every_method_and_property_is_listed(page, heading, cls, parent):
 OTHER_VALUES: dict[str, Any] = {
     **{"on_error": "skip", "on_crash": "skip", "retries": 2, "retry_on": (OSError,), "backoff_s": 1.0},
     **{"backoff_max_s": 1.0, "jitter": 0.5, "sample_timeout": 1.0, "hang_floor_s": 1.0, "max_restarts": 1},
+    **{"hang_wait_s": 1.0, "hang_wait_max_s": 1.0, "hang_busy_s": 1.0},
     **{"restart_window_s": 1.0, "max_bad": 1, "breaker_patience": 1.0, "ranks": "agree", "ranks_grace_s": 1.0},
 }
 

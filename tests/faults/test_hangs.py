@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -42,7 +44,7 @@ def busy(seconds: float) -> None:
 
 
 class SlowUntil(Samples):
-    """The first sample takes until a file is there; not so long that it would be condemned."""
+    """The first sample takes until a file is there."""
 
     def __init__(self, word: Path) -> None:
         super().__init__(SIZE, FaultPlacement())
@@ -50,7 +52,7 @@ class SlowUntil(Samples):
 
     def __getitem__(self, index: int) -> Any:
         if index == FIRST:
-            wait_for_word(self.word, 4.0)
+            wait_for_word(self.word, 20.0)
         return super().__getitem__(index)
 
 
@@ -64,7 +66,7 @@ def test_a_slow_sample_is_suspected_and_not_shot_when_the_timeout_is_auto(tmp_pa
     """Under "auto" a healthy slow sample is reported, with its stack, and delivered."""
     # It comes first: the limit follows the slowest sample so far, and this machine may be slow by itself.
     word = tmp_path / "suspected"
-    policy = FaultPolicy(hang_floor_s=0.5)  # it would be condemned after 5 s
+    policy = FaultPolicy(hang_floor_s=0.5, hang_wait_s=30.0)
 
     def let_go(incident: Incident) -> None:
         if incident.index == FIRST:
@@ -81,6 +83,46 @@ def test_a_slow_sample_is_suspected_and_not_shot_when_the_timeout_is_auto(tmp_pa
     assert incident.action == "watched"
     assert incident.seconds_in_hand >= 0.5
     assert "wait_for_word" in incident.stack
+
+
+class TouchOnSecondLine(logging.Handler):
+    """Keeps what the log says of a sample, and touches a file once it has said so twice."""
+
+    def __init__(self, sample: int, word: Path) -> None:
+        super().__init__()
+        self.sample = sample
+        self.word = word
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if f"fetching sample {self.sample} " in (line := record.getMessage()):
+            self.lines.append(line)
+            if len(self.lines) >= 2:
+                self.word.touch()
+
+
+def test_the_log_says_again_and_again_what_is_waited_for_and_until_when(tmp_path: Path) -> None:
+    """Nobody waits in silence; and however often it is said, it is one incident."""
+    word = tmp_path / "said"
+    policy = FaultPolicy(hang_floor_s=0.3, hang_wait_s=30.0)
+    listener = TouchOnSecondLine(FIRST, word)
+    loader = make_loader(
+        FaultPlacement(), policy, dataset=SlowUntil(word), num_workers=1, describe=lambda index: f"img{index}.jpg"
+    )
+    log = logging.getLogger("outlive")
+    log.addHandler(listener)
+    try:
+        delivered = all_indices(loader)
+    finally:
+        log.removeHandler(listener)
+
+    assert delivered == all_batches(GETITEM)
+    pattern = (
+        r"worker 0 has shown no progress for [\d.]+ s while fetching sample 0 \(img0.jpg\): it sleeps at "
+        r"test_hangs.py:\d+ wait_for_word. It is ended at 30 s, in [\d.]+ s from now, unless it goes on"
+    )
+    assert [line for line in listener.lines if not re.fullmatch(pattern, line)] == []
+    assert [incident.kind for incident in loader.incidents if incident.index == FIRST] == [IncidentKind.SUSPECTED_HANG]
 
 
 def wait_for_sleeping_thread() -> None:
@@ -115,7 +157,7 @@ class Waits(Samples):
 @pytest.mark.parametrize("wait", [wait_for_sleeping_thread, wait_for_working_thread, wait_with_timeout])
 def test_a_wait_that_will_end_is_not_taken_for_a_deadlock_when_the_timeout_is_auto(wait: Callable[[], None]) -> None:
     """Waiting for a lock is a deadlock only if every thread does, for ever, without using any CPU."""
-    loader = make_loader(FaultPlacement(), FaultPolicy(hang_floor_s=0.3), dataset=Waits(wait))
+    loader = make_loader(FaultPlacement(), FaultPolicy(hang_floor_s=0.3, hang_wait_s=60), dataset=Waits(wait))
 
     delivered = all_indices(loader)
 
@@ -124,10 +166,9 @@ def test_a_wait_that_will_end_is_not_taken_for_a_deadlock_when_the_timeout_is_au
 
 
 def test_nothing_is_suspected_when_samples_have_been_slow_before() -> None:
-    """The limit is 20 times the slowest healthy sample: after one of 0.2 s, one of 0.8 s is nothing special."""
-    loader = make_loader(
-        FaultPlacement(), FaultPolicy(hang_floor_s=0.1), dataset=Slow({0: 0.09, 1: 0.2, BAD: 0.8}), num_workers=1
-    )
+    """After two samples of 1.2 s, one more is nothing special."""
+    policy = FaultPolicy(hang_floor_s=0.1, hang_wait_s=60.0)
+    loader = make_loader(FaultPlacement(), policy, dataset=Slow({0: 1.2, 1: 1.2, BAD: 1.2}), num_workers=1)
 
     delivered = all_indices(loader)
 
@@ -137,7 +178,7 @@ def test_nothing_is_suspected_when_samples_have_been_slow_before() -> None:
 
 def test_nothing_is_done_when_there_is_no_timeout() -> None:
     """sample_timeout=None: neither suspected nor replaced."""
-    policy = FaultPolicy(sample_timeout=None, hang_floor_s=0.1)
+    policy = FaultPolicy(sample_timeout=None, hang_floor_s=0.1, hang_wait_s=0.1)
     loader = make_loader(FaultPlacement(), policy, dataset=Slow({BAD: 1.5}))
 
     delivered = all_indices(loader)
@@ -146,9 +187,9 @@ def test_nothing_is_done_when_there_is_no_timeout() -> None:
     assert loader.incidents == ()
 
 
-@pytest.mark.parametrize("name", ["sleep", "gil-loop"])
-def test_a_hang_is_acted_on_at_ten_times_the_limit_when_the_timeout_is_auto(name: str) -> None:
-    """What neither is stopped nor waits for a lock is suspected first, and replaced at ten times that."""
+@pytest.mark.parametrize(("name", "limit_s"), [("sleep", 1.2), ("gil-loop", 3.0)])
+def test_a_hang_is_acted_on_by_what_the_worker_does_when_the_timeout_is_auto(name: str, limit_s: float) -> None:
+    """One that may still go on is suspected first, and replaced later: one that sleeps sooner than one that works."""
     policy = FaultPolicy(on_error="skip", hang_floor_s=0.3, retries=0)
     loader = make_loader(FaultPlacement(getitem={FIRST: PlantedFault(name)}), policy, num_workers=1)
 
@@ -159,9 +200,37 @@ def test_a_hang_is_acted_on_at_ten_times_the_limit_when_the_timeout_is_auto(name
     assert suspected.kind is IncidentKind.SUSPECTED_HANG
     assert acted_on.kind is IncidentKind.HANG
     assert suspected.seconds_in_hand < acted_on.seconds_in_hand
-    assert acted_on.seconds_in_hand >= 3.0
+    assert acted_on.evidence.seen is not None
+    assert acted_on.evidence.seen.limit_s == limit_s
+    assert acted_on.seconds_in_hand >= limit_s
     assert FAULTS[name].fire.__name__ in suspected.stack
     assert FAULTS[name].fire.__name__ in acted_on.stack
+
+
+def test_a_deadlock_is_acted_on_though_samples_before_it_took_long() -> None:
+    """It will never end, however long healthy ones take; and its second try has half the time."""
+    policy = FaultPolicy(on_error="skip", hang_floor_s=0.5, hang_wait_s=60.0, hang_busy_s=600.0)
+    dataset = SlowThenDeadlocked(dict.fromkeys(range(2), 1.0), BAD)
+    loader = make_loader(FaultPlacement(), policy, dataset=dataset, num_workers=1)
+
+    delivered = all_indices(loader)
+
+    assert delivered == without_bad(GETITEM)
+    hangs = [incident for incident in loader.incidents if incident.kind is IncidentKind.HANG]
+    assert [incident.index for incident in hangs] == [BAD, BAD]
+    limits = [incident.evidence.seen and incident.evidence.seen.limit_s for incident in hangs]
+    assert limits == [0.5, 0.25]
+
+
+class SlowThenDeadlocked(Slow):
+    def __init__(self, seconds: dict[int, float], stuck: int) -> None:
+        super().__init__(seconds)
+        self.stuck = stuck
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.stuck:
+            PlantedFault("deadlock")()
+        return super().__getitem__(index)
 
 
 def test_seconds_in_hand_are_those_of_the_sample_when_it_hangs(tmp_path: Path) -> None:

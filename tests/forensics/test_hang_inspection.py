@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from outlive._capture import blackbox, stacks
 from outlive._capture.blackbox import BlackBox
 from outlive._forensics import hanging
 from outlive._system import memory
-from outlive.engines.watch import WatchSettings
+from outlive.engines.watch import UsualTimes, WatchSettings
 from outlive.engines.watching import Watched, look_after
 from outlive.evidence import Seen
 from outlive.incident import Stage
@@ -42,8 +43,8 @@ def looked_at(box: BlackBox, monkeypatch: pytest.MonkeyPatch, meanwhile: Callabl
         return SEEN
 
     monkeypatch.setattr(hanging, "see", see)
-    found = look_after(Watched(), box, os.getpid(), -1, SETTINGS, 0.0)
-    assert found.seen is (None if found.condemned_after_s is None else SEEN)
+    found = look_after(Watched(), box, os.getpid(), -1, SETTINGS, UsualTimes())
+    assert found.seen == (None if found.condemned_after_s is None else replace(SEEN, limit_s=1.0))
     return found.condemned_after_s
 
 

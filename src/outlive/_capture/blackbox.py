@@ -7,6 +7,7 @@ Never   blocks; a worker that dies between two stores leaves a record that is st
     words 0…127    state, see the names below (some are the watchman's to write); the last 64 name the batches that
                    were taken up, in turn
     1024…2047      how long batches took to fetch, collate and send: for each a sum, then counts by powers of two
+    2048…4095      how long healthy samples, and healthy steps of whole batches, took: see SPANS
     4096…12287     the crash record, written by the fatal-signal handler, see crash.py
     12288…         copies of the random state, written in turn and named by the batch they follow:
                    whichever batch was the last to arrive, its state is here
@@ -28,7 +29,7 @@ STATE_ROOM = 16384 - 16
 CRASH_AT, CRASH_ROOM = 4096, 8192
 MAPS_AT, MAPS_ROOM = 12288 + COPIES * 16384, 4 << 20
 SIZE = MAPS_AT + MAPS_ROOM
-_STAGE, _BATCH, POSITION, SINCE, _SLOWEST, _DONE, _PID, _COUNT, _STAND_IN = range(9)
+_STAGE, _BATCH, POSITION, SINCE, _LIMIT, _DONE, _PID, _COUNT, _STAND_IN = range(9)
 TAKEN, _LEFT, _REASON, _AMOUNT, _BOUND = range(9, 14)
 _IDLE = 32  # nanoseconds without a task, those that are over
 _LOAD = slice(33, 39)  # by the watchman: shares in millionths, then nanoseconds; all zero: nobody has looked
@@ -37,6 +38,7 @@ _MEMORY = slice(41, 45)  # by the watchman: bytes resident, private, of cells, a
 _ASKED = 45  # by anybody: it shall leave after its batch
 _SLOT, _INCARNATION = 46, 47  # by the trainer, before there is a worker
 _ASKED_NS = 48  # on a slate: when the batch in hand was asked for
+_HUNG_BATCH, _HUNG_POSITION = 49, 50  # by the trainer: what hung an earlier worker; batches are counted from 1 here
 _LAST_STAGE = max(Stage)
 _STATES = tuple(12288 + 16384 * copy for copy in range(COPIES))
 
@@ -48,6 +50,19 @@ _NOTHING = -(1 << 62)
 _TIMES_AT, BUCKETS = 1024, 32
 FIRST_BUCKET = 10  # what took less than 2 ** 10 ns, about a microsecond
 TIMES = 3 * (1 + BUCKETS)
+
+# How long healthy steps took, to know by when one hangs: for samples, then for steps of whole batches, a count of the
+# short ones, then of those that took longer, four counts to an octave. A loop has no time to tell short ones apart.
+_SPANS_AT, SAMPLE_STEPS, BATCH_STEPS = 2048, 0, 1
+LONG_NS = 1 << 23  # about 8 ms
+_FIRST_OCTAVE, _OCTAVES = LONG_NS.bit_length(), 21  # up to about 5 hours
+SPANS = 1 + 4 * _OCTAVES  # words for each
+
+
+def span_s(bucket: int) -> float:
+    """How long what was counted there took at most; 0 for what is only counted."""
+    octave, quarter = divmod(bucket - 1, 4)
+    return float((LONG_NS << octave) * (5 + quarter)) / 4e9 if bucket > 0 else 0.0
 
 
 class Reason(enum.IntEnum):
@@ -74,6 +89,7 @@ class BlackBox:
         # Open to the innermost loop of a job, which notes POSITION and SINCE itself: a call per sample costs too much.
         self.words = self.content[: 8 * (_RING + RECENT)].cast("q")
         self.times = self.content[_TIMES_AT : _TIMES_AT + 8 * TIMES].cast("q")
+        self.spans = self.content[_SPANS_AT : _SPANS_AT + 16 * SPANS].cast("q")
         self._heads = tuple(self.content[at : at + 16].cast("q") for at in _STATES)
         self._turn = 0
 
@@ -122,21 +138,33 @@ class BlackBox:
         """Note the sample that is now in hand; the one before it was healthy."""
         words = self.words
         now = time.monotonic_ns()
-        took = now - words[SINCE]
-        if took > words[_SLOWEST] and words[_STAGE] == 4 and words[POSITION] >= 0:  # Stage.FETCHING
-            words[_SLOWEST] = took
+        if words[_STAGE] == 4 and words[POSITION] >= 0:  # Stage.FETCHING
+            self._was_healthy(now - words[SINCE], SAMPLE_STEPS)
         words[SINCE] = now
         words[POSITION] = position
         words[_STAGE] = 4
 
     def finished(self) -> None:
         """The sample, batch or message in hand was healthy."""
-        self.was_healthy(time.monotonic_ns() - self.words[SINCE])
+        words = self.words
+        kind = SAMPLE_STEPS if words[_STAGE] == 4 else BATCH_STEPS  # Stage.FETCHING
+        self._was_healthy(time.monotonic_ns() - words[SINCE], kind)
 
-    def was_healthy(self, nanoseconds: int) -> None:
-        """Something healthy took so long."""
-        if nanoseconds > self.words[_SLOWEST]:
-            self.words[_SLOWEST] = nanoseconds
+    def _was_healthy(self, nanoseconds: int, kind: int) -> None:
+        if nanoseconds >= LONG_NS:
+            self.took_long(nanoseconds, kind)
+        else:
+            self.spans[kind * SPANS] += 1
+
+    def were_short(self, count: int) -> None:
+        """So many samples were healthy, and none took as long as `LONG_NS`."""
+        self.spans[0] += count
+
+    def took_long(self, nanoseconds: int, kind: int = SAMPLE_STEPS) -> None:
+        """A healthy step took at least `LONG_NS`."""
+        octave = nanoseconds.bit_length() - _FIRST_OCTAVE
+        quarter = (nanoseconds >> (nanoseconds.bit_length() - 3)) & 3
+        self.spans[kind * SPANS + 1 + min(4 * octave + quarter, SPANS - 2)] += 1
 
     def note_times(self, fetch_ns: int, collate_ns: int, send_ns: int, weight: int) -> None:
         """So long a batch took; it stands for `weight` of them."""
@@ -191,7 +219,14 @@ class BlackBox:
         for word, value in zip(range(_MEMORY.start, _MEMORY.stop), (resident, private, cells, slope), strict=True):
             self.words[word] = value
 
+    def note_limit(self, limit_s: float | None) -> None:
+        self.words[_LIMIT] = 0 if limit_s is None else max(1, round(limit_s * 1000))
+
     # ------------------------------------------------------------ the other side
+
+    def note_hung(self, batch: int, position: int) -> None:
+        """What hung an earlier worker: this one is given less time for it."""
+        self.words[_HUNG_BATCH], self.words[_HUNG_POSITION] = batch + 1, position
 
     def assign(self, slot: int, incarnation: int) -> None:
         self.words[_SLOT], self.words[_INCARNATION] = slot, incarnation
@@ -254,8 +289,15 @@ class BlackBox:
         return max(1, self.words[_COUNT])
 
     @property
-    def slowest_s(self) -> float:
-        return self.words[_SLOWEST] / 1e9
+    def has_hung_before(self) -> bool:
+        """Whether what is in hand has hung an earlier worker of this slot."""
+        words = self.words
+        return words[_HUNG_BATCH] == words[_BATCH] + 1 > 0 and words[_HUNG_POSITION] in (-1, words[POSITION])
+
+    @property
+    def limit_s(self) -> float | None:
+        """After how long what is in hand is taken for hung, as its watchman sees it; None: never."""
+        return self.words[_LIMIT] / 1000 or None
 
     @property
     def mark(self) -> tuple[int, int, int, int]:
@@ -320,6 +362,7 @@ class BlackBox:
     def release(self) -> None:
         self.words.release()
         self.times.release()
+        self.spans.release()
         for head in self._heads:
             head.release()
         self.content.release()
@@ -331,6 +374,7 @@ class Slate(BlackBox):
     def __init__(self, words: memoryview[int]) -> None:
         self.words = words
         self.times = memoryview(array("q", bytes(8 * TIMES)))
+        self.spans = memoryview(array("q", bytes(16 * SPANS)))
 
     def ask(self, batch: int, now_ns: int = 0) -> None:
         """A batch is asked for, what is done for it nobody says; 0: about when the last was."""

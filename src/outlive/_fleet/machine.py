@@ -429,7 +429,7 @@ class Machine:
         slot = self.slots[event.slot]
         if event.incarnation != slot.incarnation:
             return
-        self._do(r.ReportIncident(incidents.of_suspicion(event)))
+        self._do(r.ReportIncident(incidents.of_suspicion(event), event.again))
 
     def _worker_grew(self, event: r.WorkerGrew, now: float) -> None:
         if event.incarnation == self.slots[event.slot].incarnation:

@@ -152,6 +152,10 @@ class Ledger:
             self.watcher(incident)
         self._herald.tell(incident)
 
+    def tell_again(self, incident: Incident) -> None:
+        """Of one that is known: it goes on."""
+        self._herald.tell_log(incident)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "watcher": None}  # of this process
 

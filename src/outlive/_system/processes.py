@@ -22,6 +22,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 4
 _libc = ctypes.CDLL(None, use_errno=True)
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, -1)
+_FUTEX_PRIVATE = 128  # set where only threads of the same process may wake
+_MOST_DESCENDANTS = 64
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 OOM_SCORE = 300  # as if a worker had 30 % of all memory beside its own
@@ -120,40 +123,99 @@ def is_exiting(pid: int) -> bool:
 class Activity:
     """What the threads of a process do: together, at one moment."""
 
-    stopped: bool
-    all_wait_for_locks: bool
-    cpu_ticks: int
+    stopped: bool = False
+    stuck: bool = False  # each thread waits, without a timeout, for what only a thread of this process can release
+    shared: tuple[int, ...] = ()  # as above, but for these words of memory, in which other processes share
+    runs: bool = False  # a thread is on a processor, or waits for one
+    cpu_s: float = 0.0  # processor time, with that of the processes that it started
+    pulse: tuple[tuple[int, int], ...] = ()  # of each thread, how long it ran: the same again if none woke up
 
 
 def activity(pid: int) -> Activity | None:
     """None when the process is gone."""
     try:
-        threads = os.listdir(f"/proc/{pid}/task")
+        threads = sorted(map(int, os.listdir(f"/proc/{pid}/task")))
     except OSError:
         return None
-    stopped = False
-    locked = bool(threads)
-    ticks = 0
+    stopped = runs = False
+    waits: list[int | None] = []  # for each thread that waits for a lock: the word that others share, None for none
+    pulse = []
     for thread in threads:
         try:
-            with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-        except OSError:
+            fields = _stat(f"{pid}/task/{thread}")
+        except (OSError, IndexError):
             continue
-        state = fields[0]
-        ticks += int(fields[11]) + int(fields[12])
-        if state in (b"T", b"t"):
-            stopped = True
-        if not (state == b"S" and _waits_for_lock(pid, thread)):
-            locked = False
-    return Activity(stopped=stopped, all_wait_for_locks=locked, cpu_ticks=ticks)
+        pulse.append((thread, _ran_ns(pid, thread, fields)))
+        stopped |= fields[0] in (b"T", b"t")
+        runs |= fields[0] == b"R"
+        if fields[0] == b"S":
+            waits += _awaited_locks(pid, thread)
+    locked = bool(pulse) and len(waits) == len(pulse)
+    shared = tuple(sorted({address for address in waits if address is not None}))
+    return Activity(
+        stopped=stopped,
+        stuck=locked and not shared,
+        shared=shared if locked else (),
+        runs=runs,
+        cpu_s=_cpu_s(pid),
+        pulse=tuple(pulse),
+    )
 
 
-def _waits_for_lock(pid: int, thread: str) -> bool:
+def _stat(whose: str) -> list[bytes]:
+    """From the state on, which is the first."""
+    with open(f"/proc/{whose}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
+
+
+def _ran_ns(pid: int, thread: int, fields: list[bytes]) -> int:
+    try:
+        with open(f"/proc/{pid}/task/{thread}/schedstat", "rb") as file:
+            return int(file.read().split()[0])
+    except (OSError, IndexError, ValueError):  # a kernel that does not count them: then in ticks
+        return int(fields[11]) + int(fields[12])
+
+
+def _cpu_s(pid: int) -> float:
+    """Of a process and all that it has started, as far as they are still its descendants."""
+    ticks, waiting = 0, [pid]
+    for number in range(_MOST_DESCENDANTS):
+        if number >= len(waiting):
+            break
+        try:
+            ticks += sum(map(int, _stat(str(waiting[number]))[11:15]))
+            for thread in os.listdir(f"/proc/{waiting[number]}/task"):
+                with open(f"/proc/{waiting[number]}/task/{thread}/children", "rb") as file:
+                    waiting += map(int, file.read().split())
+        except (OSError, IndexError, ValueError):
+            continue  # gone meanwhile, or a kernel without this file
+    return ticks / _TICKS
+
+
+def _awaited_locks(pid: int, thread: int) -> list[int | None]:
+    """The lock that a thread waits for without a timeout: its word where other processes share in it, else None; no
+    item where it waits for nothing of that kind."""
     try:
         with open(f"/proc/{pid}/task/{thread}/syscall") as file:
             # number, address, operation, value, timeout, …: a wait with a timeout ends by itself
             words = file.read().split()
-            return words[0] == str(_FUTEX) and int(words[4], 16) == 0
+            if words[0] != str(_FUTEX) or int(words[4], 16):
+                return []
+            address, private = int(words[1], 16), int(words[2], 16) & _FUTEX_PRIVATE
     except (OSError, IndexError, ValueError):
-        return False
+        return []
+    return [address if not private and _is_shared(pid, address) else None]
+
+
+def _is_shared(pid: int, address: int) -> bool:
+    """Whether what lies there may be another process's as well."""
+    try:
+        with open(f"/proc/{pid}/maps") as file:
+            for line in file:
+                span, permissions, _ = line.split(None, 2)
+                begin, _, end = span.partition("-")
+                if int(begin, 16) <= address < int(end, 16):
+                    return permissions[3] == "s"
+    except (OSError, ValueError, IndexError):
+        pass
+    return True  # nobody knows

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data._utils import worker as torch_worker
 
-from outlive._capture.blackbox import POSITION, SINCE
+from outlive._capture.blackbox import LONG_NS, POSITION, SINCE
 from outlive._worker.loop import Restored
 from outlive.checking import spread
 from outlive.checking.spread import Counts
@@ -143,7 +143,7 @@ class CheckJob(_Judging, MapJob):
         words, clock, known = box.words, time.monotonic_ns, FIXED.get
         times, sizes = array("q"), array("q")
         add_time, add_size = times.append, sizes.append
-        fair, longest = self.dataset.clock, 0
+        fair, long = self.dataset.clock, 0
         look_at = fair.look_at_ns
         failed: Exception | None = None
         position = -1
@@ -154,10 +154,12 @@ class CheckJob(_Judging, MapJob):
                 words[POSITION] = position
                 sample = dataset[index]
                 now = clock()
+                if now - since >= LONG_NS:
+                    box.took_long(now - since)  # by the wall, as a hang is
+                    long += 1
                 if now < look_at:
                     add_time(now - since)
                 else:
-                    longest = max(longest, now - since)
                     add_time(fair.taken(now - since, now))
                     look_at = fair.look_at_ns
                 size = known(type(sample))
@@ -181,7 +183,7 @@ class CheckJob(_Judging, MapJob):
         if not sizes:
             self._run(seq, body, False)
             return
-        box.was_healthy(max(longest, *times))  # by the wall, as a hang is
+        box.were_short(len(sizes) - long)
         self._source.went_well(index, len(sizes))
         columns = Columns(indices, times, sizes)
         again = False

@@ -73,6 +73,7 @@ class Exchange:
         self._crept: set[tuple[int, CreepKind]] = set()  # slots of which it was told: once is enough
         self._cells: dict[int, int] = {}  # every cell that is mapped here, and its size
         self._times = [0] * TIMES  # how long batches took, of workers that are gone
+        self._hung: dict[int, int] = {}  # batches that hung a worker, and the sample in hand; -1: all of them were
         self._far_ahead = False  # more batches may wait for their turn than a black box has random states
 
     @property
@@ -134,6 +135,8 @@ class Exchange:
         worker = self._worker(slot, incarnation)
         if worker is None:
             return
+        if self._hung and seq in self._hung:
+            worker.box.note_hung(seq, self._hung[seq])
         freed = worker.table.take_freed()
         extra = len(freed) | (loop.PROBE if probe else 0)
         parts: list[Any] = body if isinstance(body, list) else [body]
@@ -183,6 +186,7 @@ class Exchange:
     def begin_epoch(self, epoch: int, note: Any) -> None:
         """Have the living workers begin another epoch, and those to come begin with it."""
         self._epoch, self._epoch_note = epoch, note
+        self._hung.clear()
         for slot, worker in enumerate(self._workers):
             self._keep_random(slot)
             kept = self._memories[slot]
@@ -323,6 +327,7 @@ class Exchange:
             in_hand = InHand(Stage.AT_WORK, -1, -1, in_hand.seconds)
         elif worker.hung:
             in_hand = InHand(in_hand.stage, in_hand.batch, in_hand.position, worker.seconds)
+            self._hung[in_hand.batch] = in_hand.position if in_hand.stage is Stage.FETCHING else -1
         stack = stacks.read(worker.stack_fd)
         return r.WorkerExited(
             worker.slot,
@@ -378,6 +383,7 @@ class Exchange:
     def set_out(self, epoch: int, note: Any, stands: Mapping[int, Stand]) -> None:
         """Before anybody is started: slots begin where others stood."""
         self._epoch, self._epoch_note = epoch, note
+        self._hung.clear()
         for slot, stand in stands.items():
             self._memories[slot].set_out(stand)
 

@@ -43,7 +43,7 @@ _BODIES: dict[int, Any] = {
     # from a zygote
     Kind.FORKED: tuple[int, int, int],
     Kind.EXITED: tuple[int, int, int, bool, float, Evidence],
-    Kind.SUSPECTED: tuple[int, InHand, str, Seen],
+    Kind.SUSPECTED: tuple[int, InHand, str, Seen, bool],
     Kind.GREW: tuple[int, Evidence],
     Kind.MEMORY: tuple[bool, int, int, int, int],
     Kind.UNFORKED: Failure,

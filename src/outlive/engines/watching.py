@@ -1,7 +1,7 @@
 """Looks at a worker that may hang: reads its black box and what its threads do, and has it write its stacks.
 
 Reads   the black box, the system's word on its threads, its stack file.
-Writes  nothing; the worker writes its stacks when it is asked.
+Writes  to the black box, after how long what is in hand is taken for hung; the worker writes its stacks when asked.
 Never   decides (`watch` does), never kills (the caller does).
 """
 
@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field, replace
 
 from outlive._capture import stacks
 from outlive._capture.blackbox import BlackBox
 from outlive._forensics.kin import Kin
 from outlive._system import processes
 from outlive._system.processes import Activity
-from outlive.engines.watch import Judgement, WatchSettings, judge
+from outlive.engines import watch
+from outlive.engines.watch import Case, Doing, Judgement, Looks, UsualTimes, WatchSettings
 from outlive.evidence import Seen
 from outlive.incident import InHand
+
+_GAP_S = 5.0  # between two looks: who watches did not run, and perhaps nothing else did
 
 
 @dataclass
@@ -26,12 +30,24 @@ class Watched:
     """What was seen of a worker so far."""
 
     mark: tuple[int, int, int, int] = (0, 0, 0, 0)
-    suspected: Activity | None = None
+    first: Activity | None = None  # with what is in hand now: what it did when it was late, and when that was
+    first_at: float = 0.0
+    before: Activity | None = None  # at the last look
+    told: int = 0  # how often it was told of
+    told_next_s: float = 0.0
+    looked_at: float = 0.0
+    unwatched_s: float = 0.0  # of the time since it took that up, when nobody looked
+    spans: list[int] = field(default_factory=list)  # healthy steps that were counted
+
+    def begin(self, mark: tuple[int, int, int, int]) -> None:
+        """It has something else in hand."""
+        self.mark, self.first, self.before, self.told, self.unwatched_s = mark, None, None, 0, 0.0
 
 
 @dataclass(frozen=True)
 class Found:
-    suspected: tuple[InHand, str, Seen] | None = None  # for the first time: what is in hand, its stacks, how it looks
+    # A hang to tell of: what is in hand, its stacks, how it looks; and whether it was told of before.
+    suspected: tuple[InHand, str, Seen, bool] | None = None
     condemned_after_s: float | None = None
     seen: Seen | None = None  # how it looks before its end
 
@@ -45,39 +61,77 @@ def prepare() -> None:
         importlib.import_module("outlive._forensics.hanging")
 
 
+def learn(watched: Watched, box: BlackBox, usual: UsualTimes) -> None:
+    """How long its healthy steps took, since the last time."""
+    spans = box.spans.tolist()
+    if spans != watched.spans:
+        usual.learn(watched.spans or [0] * len(spans), spans)
+        watched.spans = spans
+
+
 def look_after(
     watched: Watched,
     box: BlackBox,
     pid: int,
     stack_fd: int,
     settings: WatchSettings,
-    slowest_s: float,
+    usual: UsualTimes,
     kin: Kin | None = None,
 ) -> Found:
     """`kin`: what it shares with this process; None where it is no fork of ours."""
     if settings.sample_timeout is None:
         return _NOTHING
+    learn(watched, box, usual)
+    at = time.monotonic()
+    gap_s, watched.looked_at = at - watched.looked_at if watched.looked_at else 0.0, at
     mark = box.mark
     if mark != watched.mark:
-        watched.mark = mark
-        watched.suspected = None
+        watched.begin(mark)
+    elif gap_s > _GAP_S + settings.interval_s:  # a job that was stopped as a whole, and goes on: give it that time
+        watched.unwatched_s += gap_s
     in_hand = box.in_hand()
-    judgement = judge(settings, in_hand, box.count, slowest_s, None, None)
-    if judgement is Judgement.HEALTHY:
+    in_hand = replace(in_hand, seconds=max(0.0, in_hand.seconds - watched.unwatched_s))
+    case = Case(in_hand, box.count, usual.of(in_hand.stage), box.has_hung_before)
+    if not watch.is_late(settings, case):
+        box.note_limit(watch.limit_s(settings, case, Doing.WAITS))
         return _NOTHING
     from outlive._forensics import hanging  # see prepare()
 
-    told = None
-    if judgement is Judgement.SUSPECTED:
-        now = processes.activity(pid)
-        judgement = judge(settings, in_hand, box.count, slowest_s, watched.suspected, now)
-        if judgement is Judgement.SUSPECTED and watched.suspected is None:
-            watched.suspected = now
-            seen = hanging.see(pid, stack_fd, ending=False, kin=kin)
-            told = in_hand, stacks.read(stack_fd), seen
-    if judgement is not Judgement.CONDEMNED:
-        return _NOTHING if told is None else Found(told)
-    seen = hanging.see(pid, stack_fd, ending=True, kin=kin)
-    if box.mark != mark:
-        return _NOTHING  # it got on while we looked: what it has in hand now is not to blame
-    return Found(told, in_hand.seconds, seen)
+    looks = _look(watched, pid, at)
+    doing = looks.doing if looks is not None else Doing.WORKS
+    limit_s = watch.limit_s(settings, case, doing)
+    box.note_limit(limit_s)
+    judgement = watch.judge(settings, case, looks)
+    if judgement is Judgement.CONDEMNED:
+        seen = hanging.see(pid, stack_fd, ending=True, kin=kin)
+        if box.mark != mark:
+            return _NOTHING  # it got on while we looked: what it has in hand now is not to blame
+        return Found(None, in_hand.seconds, replace(seen, limit_s=limit_s))
+    known = looks is not None or watched.before is None  # else it is known at the next look
+    if judgement is Judgement.SUSPECTED and known and limit_s is not None and _is_due(watched, settings, case, doing):
+        seen = hanging.see(pid, stack_fd, ending=False, kin=kin)
+        watched.before = processes.activity(pid)  # it woke up to write its stacks
+        return Found((in_hand, stacks.read(stack_fd), replace(seen, limit_s=limit_s), watched.told > 1))
+    return _NOTHING
+
+
+def _look(watched: Watched, pid: int, at: float) -> Looks | None:
+    """What it does, if it was looked at before, and there is a word on it at all."""
+    now, before = processes.activity(pid), watched.before
+    watched.before = now
+    if now is None:
+        return None
+    if watched.first is None or before is None:
+        watched.first, watched.first_at = now, at
+        return None
+    return Looks(watched.first, before, now, at - watched.first_at)
+
+
+def _is_due(watched: Watched, settings: WatchSettings, case: Case, doing: Doing) -> bool:
+    """Whether it is time to tell of it, for the first time or again."""
+    seconds = case.in_hand.seconds
+    if seconds < (watched.told_next_s if watched.told else watch.first_told_s(settings, case)):
+        return False
+    watched.told += 1
+    watched.told_next_s = watch.next_told_s(settings, seconds, doing)
+    return True

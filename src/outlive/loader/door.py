@@ -224,6 +224,9 @@ class Door:
     def incident_happened(self, incident: Incident) -> None:
         self.ledger.add(incident)
 
+    def incident_goes_on(self, incident: Incident) -> None:
+        self.ledger.tell_again(incident)
+
     def quarantine(self, seq: int, positions: tuple[int, ...], incident: Incident) -> None:
         for index in incident.indices:
             self.ledger.quarantine.put(index, incident)

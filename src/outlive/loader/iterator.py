@@ -77,9 +77,7 @@ class SupervisedIterator(HandsOut, torch_loader._MultiProcessingDataLoaderIter):
         self._stream = self._dataset_kind == torch_loader._DatasetKind.Iterable
         self._calls = epochs.Calls(self._dataset) if self._persistent_workers else None
         context = loader.multiprocessing_context or torch.multiprocessing
-        watch = WatchSettings(
-            self._policy.sample_timeout, self._policy.hang_floor_s, loader._limits.memory_bytes, loader._budget
-        )
+        watch = WatchSettings.of(self._policy, loader._limits.memory_bytes, loader._budget)
         self._engine = make_engine(context, self._make_job(loader), self._num_workers, watch)
         ahead = self._prefetch_factor * (self._num_workers if self._stream or not self._in_order else 1)
         self._engine.expect(ahead)

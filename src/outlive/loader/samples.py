@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from outlive._capture.blackbox import POSITION, SINCE
+from outlive._capture.blackbox import LONG_NS, POSITION, SINCE
 from outlive._transport import wire
 from outlive._worker.loop import Restored, TaskFailed
 from outlive.incident import Decision, Failure, Stage
@@ -68,7 +68,7 @@ class MapJob(LoaderJob):
         """A batch as it was drawn, sample by sample: as nearly all of them are. What fails goes the long way."""
         box, dataset = self.desk.box, self.dataset
         words, clock = box.words, time.monotonic_ns
-        slowest, position = 0, -1
+        long, position = 0, -1
         failed: Exception | None = None
         data: list[Any] = []
         add = data.append
@@ -79,8 +79,9 @@ class MapJob(LoaderJob):
                 words[POSITION] = position
                 add(dataset[index])
                 now = words[SINCE] = clock()
-                if now - since > slowest:
-                    slowest = now - since
+                if now - since >= LONG_NS:
+                    box.took_long(now - since)
+                    long += 1
                 since = now
         except Exception as error:
             failed = error  # dealt with below: errors to come are not to be chained to this one
@@ -92,7 +93,7 @@ class MapJob(LoaderJob):
             finally:
                 failed = None  # else it holds this frame, and the frame holds it
             return
-        box.was_healthy(slowest)
+        box.were_short(len(data) - long)
         self._source.went_well(index, len(data))
         again, done = False, None
         try:

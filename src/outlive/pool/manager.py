@@ -140,9 +140,7 @@ class Manager:
         settings = self._settings
         policy = settings.policy.without_callables()
         job = PoolJob(settings.initializer, settings.initargs, policy, settings.limits, threads=settings.threads)
-        watch = WatchSettings(
-            settings.policy.sample_timeout, settings.policy.hang_floor_s, settings.limits.memory_bytes, settings.budget
-        )
+        watch = WatchSettings.of(settings.policy, settings.limits.memory_bytes, settings.budget)
         self._bell, self._ringer = os.pipe()
         for fd in (self._bell, self._ringer):
             os.set_blocking(fd, False)

@@ -268,8 +268,8 @@ class LocalEngine(Exchange):
             if kind == Kind.FORKED and worker is not None:
                 worker.pid, worker.held = number, (self._zygote_pid, *more)
             elif kind == Kind.SUSPECTED:
-                in_hand, stack, seen = more
-                event = r.WorkerSuspected(slot, incarnation, number, in_hand, stack, Evidence(seen=seen))
+                in_hand, stack, seen, again = more
+                event = r.WorkerSuspected(slot, incarnation, number, in_hand, stack, Evidence(seen=seen), again)
                 news.append((event, None))
             elif kind == Kind.GREW:
                 news.append((r.WorkerGrew(slot, incarnation, number, more[0]), None))

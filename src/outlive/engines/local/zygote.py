@@ -44,7 +44,7 @@ from outlive.engines import watching
 from outlive.engines.local import solo
 from outlive.engines.local.budget import Budget
 from outlive.engines.payload import Payload
-from outlive.engines.watch import WatchSettings
+from outlive.engines.watch import UsualTimes, WatchSettings
 from outlive.engines.watching import Watched, look_after
 from outlive.evidence import Evidence, Seen, Surroundings, Worked
 from outlive.incident import Stage
@@ -160,7 +160,7 @@ class Zygote:
         self._poller = select.poll()
         self._poller.register(channel.fileno(), select.POLLIN)
         self._wake = wake
-        self._slowest_s = 0.0
+        self._usual = UsualTimes()
         self._in_a_hurry = False  # somebody was looked at, which takes a while; others may need it as well
         self._unforkable = unforkable  # why workers get an interpreter of their own
         self._poller.register(wake[0], select.POLLIN)
@@ -304,6 +304,7 @@ class Zygote:
             pid, status, usage = os.wait4(ended.si_pid, 0)
             child = self._children.pop(pid, None)
             if child is not None:
+                watching.learn(child.watched, child.box, self._usual)
                 evidence = self._evidence(child, usage, around)
                 self._forget(child)
                 # It hung only if our SIGKILL is what ended it: it may have been dead already.
@@ -407,11 +408,11 @@ class Zygote:
             self._channel.send(Kind.MEMORY, parts=[wire.dump(dataclasses.astuple(told))])
         if self._settings.sample_timeout is None:
             return
-        slowest = self._slowest_s = max(self._slowest_s, *(c.box.slowest_s for c in self._children.values()), 0.0)
         for child in self._children.values():
             if child.condemned:
                 continue
-            found = look_after(child.watched, child.box, child.pid, child.stack_fd, self._settings, slowest, self._kin)
+            settings, usual, kin = self._settings, self._usual, self._kin
+            found = look_after(child.watched, child.box, child.pid, child.stack_fd, settings, usual, kin)
             if found.suspected is not None:
                 body = wire.dump((child.incarnation, *found.suspected))
                 self._channel.send(Kind.SUSPECTED, child.pid, child.slot, [body])

@@ -36,7 +36,7 @@ from outlive.engines import watching
 from outlive.engines.exchange import Exchange, News
 from outlive.engines.payload import Payload
 from outlive.engines.portable import worker as portable_worker
-from outlive.engines.watch import WatchSettings
+from outlive.engines.watch import UsualTimes, WatchSettings
 from outlive.engines.watching import Watched, look_after
 from outlive.engines.workers import Worker
 from outlive.evidence import Evidence
@@ -85,7 +85,7 @@ class PortableEngine(Exchange):
         self._processes: dict[int, Process] = {}  # by slot
         self._reserve: list[Process] = []
         self._bells: list[int] = []  # descriptors that wake us
-        self._slowest_s = 0.0
+        self._usual = UsualTimes()
         self._look_at = 0.0
         self._owner = os.getpid()
         self.closed = False
@@ -231,12 +231,11 @@ class PortableEngine(Exchange):
             if worker is None or worker.hung:
                 continue
             held = self._processes[worker.slot]
-            self._slowest_s = max(self._slowest_s, worker.box.slowest_s)
-            found = look_after(held.watched, worker.box, worker.pid, worker.stack_fd, self._watch, self._slowest_s)
+            found = look_after(held.watched, worker.box, worker.pid, worker.stack_fd, self._watch, self._usual)
             if found.suspected is not None:
-                in_hand, stack, seen = found.suspected
+                in_hand, stack, seen, again = found.suspected
                 about = Evidence(seen=seen)
-                event = r.WorkerSuspected(worker.slot, worker.incarnation, worker.pid, in_hand, stack, about)
+                event = r.WorkerSuspected(worker.slot, worker.incarnation, worker.pid, in_hand, stack, about, again)
                 news.append((event, None))
             if found.condemned_after_s is not None:
                 worker.hung, worker.seconds = True, found.condemned_after_s
