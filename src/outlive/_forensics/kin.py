@@ -7,7 +7,7 @@ Never   more than this: a zygote has it before it has what looks at workers that
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,3 +16,4 @@ from typing import Any
 class Kin:
     job: Callable[[], Any]  # where the search for locks begins
     left_behind: tuple[str, ...] = ()  # threads of the trainer when it was forked, which no worker has
+    relatives: Callable[[], Collection[int]] = tuple  # processes that have the job at the same addresses, by pid

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from outlive._forensics.kin import Kin
 from outlive._system import threads
 
 _SEARCH_S = 0.1  # of the processor's time: in the job, in the user's modules, and in all others
@@ -82,6 +83,51 @@ def owner_is_gone(pid: int, address: int) -> int | None:
     if lock not in (1, 2) or not 1 < owner < 1 << 22 or owner in living:
         return None
     return int(owner)
+
+
+# ---------------------------------------------------------------- locks that processes share
+
+_SEM_LOCK = struct.Struct("=QQii")  # in memory: handle, the thread that took it last, how often it was taken, how often
+_SEM_LOCK_AT = object.__basicsize__  # it may be
+_mutexes: dict[int, Any] = {}  # by address; None: there is no such lock in the job
+
+
+def is_abandoned(pid: int, address: int, kin: Kin) -> bool:
+    """Whether a lock of multiprocessing's will never be released: it is held, and by no living process.
+
+    Only for its Lock and RLock: others may release a semaphore, and who took it says nothing. How often a process has
+    taken a lock stands beside it in memory. What cannot be seen may hold it: then the answer is no.
+    """
+    if address not in _mutexes:
+        _mutexes[address] = _mutex_at(address, kin.job())
+    mutex = _mutexes[address]
+    if mutex is None or not mutex._is_zero():
+        return False
+    living = set(threads.all_processes())
+    family = living & {os.getpid(), pid, *kin.relatives()}
+    if any(_times_taken(member, mutex) != 0 for member in family):
+        return False
+    return not any(threads.maps_same(member, pid, address) for member in living - family)
+
+
+def _mutex_at(address: int, job: Any) -> Any:
+    """The semaphore of a Lock or RLock; None where it is another's, or not in reach."""
+    for _, found in _walk(job):
+        kind = type(found)
+        if kind.__module__ == "multiprocessing.synchronize" and kind.__name__ in ("Lock", "RLock"):
+            semaphore = object.__getattribute__(found, "__dict__").get("_semlock")
+            if type(semaphore).__name__ == "SemLock" and semaphore.handle == address:
+                return semaphore
+    return None
+
+
+def _times_taken(pid: int, mutex: Any) -> int | None:
+    """How often a process holds a lock that lies at the same address there; None: nobody knows."""
+    data = threads.memory_of(pid, id(mutex) + _SEM_LOCK_AT, _SEM_LOCK.size)
+    if len(data) < _SEM_LOCK.size:
+        return None
+    handle, _, times, most = _SEM_LOCK.unpack(data)
+    return int(times) if (handle, most) == (mutex.handle, mutex.maxvalue) else None
 
 
 @functools.cache

@@ -178,6 +178,30 @@ def _text_at(pid: int, address: int) -> str:
     return data.partition(b"\0")[0].decode("utf-8", "replace")
 
 
+def all_processes() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+
+
+def maps_same(pid: int, other: int, address: int) -> bool:
+    """Whether a process maps the file that another one has at this address, and shares in it."""
+    shared = next((row for row in _shared_files(other) if row[0] <= address < row[1]), None)
+    return shared is not None and any(row[2] == shared[2] for row in _shared_files(pid))
+
+
+def _shared_files(pid: int) -> list[tuple[int, int, tuple[str, str]]]:
+    """Where files lie that a process shares with others: begin, end, and which file it is."""
+    found = []
+    for line in _read(f"/proc/{pid}/maps").splitlines():
+        span, permissions, _, device, inode, *_ = line.split(None, 5)
+        if permissions[3] == "s" and inode != "0":
+            begin, _, end = span.partition("-")
+            found.append((int(begin, 16), int(end, 16), (device, inode)))
+    return found
+
+
 class Maps:
     """Which file lies at which address of a process."""
 

@@ -97,7 +97,7 @@ def look_after(
         return _NOTHING
     from outlive._forensics import hanging  # see prepare()
 
-    looks = _look(watched, pid, at)
+    looks = _look(watched, pid, kin, at)
     doing = looks.doing if looks is not None else Doing.WORKS
     limit_s = watch.limit_s(settings, case, doing)
     box.note_limit(limit_s)
@@ -110,14 +110,14 @@ def look_after(
     known = looks is not None or watched.before is None  # else it is known at the next look
     if judgement is Judgement.SUSPECTED and known and limit_s is not None and _is_due(watched, settings, case, doing):
         seen = hanging.see(pid, stack_fd, ending=False, kin=kin)
-        watched.before = processes.activity(pid)  # it woke up to write its stacks
+        watched.before = _activity(pid, kin)  # it woke up to write its stacks
         return Found((in_hand, stacks.read(stack_fd), replace(seen, limit_s=limit_s), watched.told > 1))
     return _NOTHING
 
 
-def _look(watched: Watched, pid: int, at: float) -> Looks | None:
+def _look(watched: Watched, pid: int, kin: Kin | None, at: float) -> Looks | None:
     """What it does, if it was looked at before, and there is a word on it at all."""
-    now, before = processes.activity(pid), watched.before
+    now, before = _activity(pid, kin), watched.before
     watched.before = now
     if now is None:
         return None
@@ -125,6 +125,17 @@ def _look(watched: Watched, pid: int, at: float) -> Looks | None:
         watched.first, watched.first_at = now, at
         return None
     return Looks(watched.first, before, now, at - watched.first_at)
+
+
+def _activity(pid: int, kin: Kin | None) -> Activity | None:
+    """What its threads do. A lock that processes share is no better than others once who held it is dead."""
+    now = processes.activity(pid)
+    if now is not None and now.shared and kin is not None:
+        from outlive._forensics import locks
+
+        if all(locks.is_abandoned(pid, address, kin) for address in now.shared):
+            return replace(now, stuck=True)
+    return now
 
 
 def _is_due(watched: Watched, settings: WatchSettings, case: Case, doing: Doing) -> bool:

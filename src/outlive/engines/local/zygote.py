@@ -169,7 +169,10 @@ class Zygote:
         self._budget = Budget(settings.memory_budget)
         self._grew: set[int] = set()  # slots whose growth was told: once is enough
         # Workers with an interpreter of their own have nothing at the same address.
-        self._kin = None if unforkable else Kin(payload.load_if_here, settings.left_behind)
+        trainer = [] if payload.is_pickled else [os.getppid()]  # of which this process is a fork, then
+        self._kin = (
+            None if unforkable else Kin(payload.load_if_here, settings.left_behind, lambda: [*self._children, *trainer])
+        )
 
     def serve(self) -> None:
         self._channel.send(Kind.LOADED, os.getpid(), parts=[self._unforkable.encode()])
