@@ -84,6 +84,14 @@ def wait_for(file: str, deadline_s: float = 60.0) -> None:
         time.sleep(0.005)  # between two looks, with a deadline
 
 
+def stay(folder: str, number: int) -> None:
+    """Says that it has begun, and ignores SIGTERM; where it is not ended it says so, much later."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    note(folder, number)
+    wait_for(f"{folder}/never", 15.0)
+    note(folder, 1000 + number)
+
+
 def overflow() -> None:
     overflow()
 

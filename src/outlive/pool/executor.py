@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import math
 import multiprocessing
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -195,9 +196,13 @@ class Pool(Executor):
             self._manager.join()
 
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> bool | None:
-        if exc_type is not None and issubclass(exc_type, KeyboardInterrupt):
+        """Wait for what was submitted. An exception that leaves the block, or interrupts the wait, ends the pool."""
+        try:
+            self._manager.stop(end=exc_type is not None)
+            self._manager.join()
+        except BaseException:
             self._manager.stop(end=True)
-        self.shutdown(wait=True)
+            raise
         return None
 
     @property
@@ -275,10 +280,23 @@ def policy_of(faults: FaultPolicy | None, retries: int | None, task_timeout: flo
 
 
 def _finish_all() -> None:
-    """At interpreter exit: what was submitted is finished, as concurrent.futures does it."""
+    """At interpreter exit: finish what was submitted, as concurrent.futures does; an exception ends it within a second.
+
+    That is: one that ends the program, or a Ctrl-C meanwhile.
+    """
+    # At a prompt, the last exception is not what ends it.
+    failed = getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
     managers = list(_managers)
+    try:
+        _join_all(managers, end=failed)
+    except BaseException:
+        _join_all(managers, end=True)
+        raise
+
+
+def _join_all(managers: list[Manager], *, end: bool) -> None:
     for manager in managers:
-        manager.stop()
+        manager.stop(end=end)
     for manager in managers:
         manager.join()
 

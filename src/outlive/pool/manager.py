@@ -41,6 +41,7 @@ _MOST_TOGETHER = 1024
 _CHUNK_BYTES = 1 << 18  # and is no larger than this;
 _SHORT_S = 0.001  # while they are so short, the next chunk waits at the worker
 _FLIGHT_BYTES = 1 << 28  # of what one `map` has under way or waiting
+_END_S = 1.0  # what is under way has this long to finish when the pool is told to end
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,9 @@ class Manager:
         self._incoming: deque[Item] = deque()
         self._rung = False
         self._stopping = False
-        self._ending = False  # at once, whatever is under way
+        self._end_at: float | None = None  # the pool was told to end: what is under way by then is lost
         self._thread: threading.Thread | None = None
+        self._over = threading.Event()  # the workers are gone; an interrupted `Thread.join` forgets its thread
         self._numbers = 0
         self._seq = 0
         self._item_s: float | None = None  # how long a task takes, about,
@@ -153,14 +155,17 @@ class Manager:
         self._metered = metered.attach(
             self._ledger, self._runner, self._engine, self._door, settings.limits.memory_bytes
         )
+        thread = threading.Thread(target=self._run, name="outlive-pool")
         try:
             self._engine.launch(1)
+            self._engine.wake_by(self._bell)
+            self._thread = thread
+            thread.start()
         except BaseException:
-            self._engine.close()
+            if thread.ident is None:  # else it serves, and only the wait for it was interrupted
+                self._thread = None
+                self._engine.close()
             raise
-        self._engine.wake_by(self._bell)
-        self._thread = threading.Thread(target=self._run, name="outlive-pool")
-        self._thread.start()
 
     def _ring(self) -> None:
         if not self._rung:
@@ -169,12 +174,13 @@ class Manager:
                 os.write(self._ringer, b"!")
 
     def stop(self, *, cancel: bool = False, end: bool = False) -> None:
-        """Finish what was submitted and leave. `cancel`: what has not begun is dropped; `end`: also what has."""
+        """Finish what was submitted and leave. `cancel`: drop what has not begun; `end`: and give the rest a second."""
         if os.getpid() != self._owner:
             return
         with self._lock:
             self._stopping = True
-            self._ending = self._ending or end
+            if end and self._end_at is None:
+                self._end_at = time.monotonic() + _END_S
             dropped = list(self._incoming) if cancel or end else []
             if dropped:
                 self._incoming.clear()
@@ -192,7 +198,8 @@ class Manager:
         thread = self._thread
         if thread is None or thread is threading.current_thread() or os.getpid() != self._owner:
             return True
-        thread.join(timeout)
+        if self._over.wait(timeout):
+            thread.join(timeout)
         return not thread.is_alive()
 
     @property
@@ -215,7 +222,7 @@ class Manager:
                 if self._is_over():
                     break
                 since = time.monotonic()
-                self._runner.wait(self._metered.patience_s)
+                self._runner.wait(self._patience_s())
                 self._metered.waited(since)
                 self._hush()
                 self._deliver()
@@ -227,17 +234,31 @@ class Manager:
             raise
         finally:
             self._metered.detach()
-            self._engine.close(**({"grace_s": 0.0} if self._ending else {}))
+            self._engine.close(**({} if self._end_at is None else {"grace_s": self._left_s()}))
             self._break(PoolBrokenError("the pool was ended while this task was under way", None), say=False)
             with self._lock:
                 self._stopping = True
                 os.close(self._bell)
                 os.close(self._ringer)
                 self._ring = lambda: None  # type: ignore[method-assign]
+            self._over.set()
 
     def _is_over(self) -> bool:
         with self._lock:
-            return self._ending or (self._stopping and not self._incoming and not self._door.chunks)
+            if not self._stopping or (self._incoming and self._end_at is None):
+                return False
+        return not self._door.chunks or (self._end_at is not None and not self._left_s())
+
+    def _left_s(self) -> float:
+        """Until the pool that was told to end has ended."""
+        assert self._end_at is not None
+        return max(0.0, self._end_at - time.monotonic())
+
+    def _patience_s(self) -> float | None:
+        patience_s = self._metered.patience_s
+        if self._end_at is None:
+            return patience_s
+        return self._left_s() if patience_s is None else min(patience_s, self._left_s())
 
     def _hush(self) -> None:
         with self._lock:
@@ -251,7 +272,7 @@ class Manager:
         machine = self._machine
         short = self._item_s is not None and self._item_s < _SHORT_S and not self._one_by_one
         machine.dealer.depth = 2 if short else 1
-        while self._incoming:
+        while self._incoming and self._end_at is None:
             unfinished = len(machine.tasks) + len(self._incoming)
             if unfinished > machine.crew.wanted < self._settings.workers:
                 self._runner.tell(r.SizeWanted(min(unfinished, self._settings.workers)))
@@ -406,7 +427,9 @@ class Manager:
             waiting = list(self._incoming)
             self._incoming.clear()
         for item in waiting:
-            if item.begin():
+            if self._end_at is not None:  # handed back by its worker
+                item.drop()
+            elif item.begin():
                 item.fail(error)
         for chunk in list(self._door.chunks.values()):
             for item in chunk.items:
