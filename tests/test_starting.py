@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+
+from deadlines import wait_until
 
 PROGRAM = """
 import gc
@@ -124,3 +127,30 @@ def test_a_first_batch_does_not_wait_for_what_it_does_not_need(tmp_path):
     assert [name for name in seen if name in ("outlive.records", "numpy.typing", "statistics", "cloudpickle")] == []
     unneeded = ("outlive._forensics.hanging", "outlive._forensics.verdict", "outlive._metrics", "outlive.dashboard")
     assert [name for name in seen if name.startswith(unneeded)] == []
+
+
+@pytest.mark.parametrize(
+    ("front_end", "method"),
+    [
+        ("pool", "spawn"),
+        ("pool", "forkserver"),
+        pytest.param("spawn", "spawn", marks=pytest.mark.full),
+        pytest.param("spawn", "forkserver", marks=pytest.mark.full),
+    ],
+)
+def test_what_still_imports_goes_with_a_program_that_is_killed(front_end, method, tmp_path):
+    """The zygote, a rank, and under forkserver multiprocessing's own server, which imports the main module first."""
+    program = Path(__file__).with_name("importing_program.py")
+    environment = {**os.environ, "IMPORTING_FOLDER": str(tmp_path)}
+    job = subprocess.Popen(
+        [sys.executable, str(program), front_end, method], env=environment, stderr=subprocess.DEVNULL
+    )
+    try:
+        assert wait_until(lambda: bool(os.listdir(tmp_path)), 60)
+        importing = [psutil.Process(int(name)) for name in os.listdir(tmp_path)]
+    finally:
+        job.kill()
+        job.wait()
+
+    assert not psutil.wait_procs(importing, 15)[1]
+    assert "came to its end" not in os.listdir(tmp_path)

@@ -9,6 +9,8 @@ Never   kills by a number that may be somebody else's by now: the kernel keeps t
 
 Other than PR_SET_PDEATHSIG this asks neither who the parent is (under forkserver it is not the launcher) nor which of
 its threads forked, and it reaches the whole group.
+
+A new interpreter takes its end before it imports anything, see `starting`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import fcntl
 import os
 import select
 import signal
+from multiprocessing import reduction
+from typing import Any
 
 from outlive._system import ownership
 
@@ -33,9 +37,9 @@ class Lifeline:
         fcntl.fcntl(self._read, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
         ownership.own(self)
 
-    def end(self) -> int:
+    def end(self) -> End:
         """A descriptor for the process; close it here once that has been started."""
-        return os.dup(self._read)
+        return End(os.dup(self._read))
 
     def bind(self, pid: int) -> None:
         """The process was started: from now on it goes with us, even before it can `hold` by itself."""
@@ -52,6 +56,11 @@ class Lifeline:
                 os.close(fd)
         self._read = self._write = -1
 
+    def release(self) -> None:
+        """Let the process live on without it."""
+        let_go(self._read)
+        self.cut()
+
     def abandon(self) -> None:
         """In a fork of the launcher: ours would keep the process alive."""
         for fd in (self._write, self._read):
@@ -61,6 +70,32 @@ class Lifeline:
         self._read = self._write = -1
 
 
+class End(int):
+    """A descriptor on its way into a process. However often it is pickled, it is sent once, and is a number there."""
+
+    _sent: Any = None
+
+    def __reduce__(self) -> Any:
+        if self._sent is None:
+            self._sent = reduction.DupFd(int(self))
+        return type(self._sent).detach, (self._sent,)
+
+
+# `hold` for an interpreter that can import nothing of ours yet, and leads no group.
+HOLD = """
+import fcntl, os, select
+if server is not None:
+    os.close(server)
+os.set_inheritable(end, False)
+os.setpgid(0, 0)
+fcntl.fcntl(end, fcntl.F_SETOWN, -os.getpid())
+poller = select.poll()
+poller.register(end, 0)
+if poller.poll(0):
+    os._exit(1)
+"""
+
+
 def hold(end: int) -> None:
     """In the process, which leads its group: be killed with all of it when the launcher goes; now, if it has gone."""
     fcntl.fcntl(end, fcntl.F_SETOWN, -os.getpgrp())
@@ -68,3 +103,8 @@ def hold(end: int) -> None:
     poller.register(end, 0)
     if poller.poll(0):
         os._exit(1)
+
+
+def let_go(end: int) -> None:
+    """In the process: from now on it watches its launcher itself."""
+    fcntl.fcntl(end, fcntl.F_SETOWN, 0)

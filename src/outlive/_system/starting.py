@@ -1,4 +1,4 @@
-"""Starts processes of multiprocessing's, also from programs that no process could import; and sooner.
+"""Starts processes of multiprocessing's, also from programs that no process could import; sooner, and for no longer.
 
 Reads   where the main module came from.
 Writes  `__main__.__file__`, away and back, while a process is started; how often a new interpreter collects garbage.
@@ -6,17 +6,24 @@ Never   the former where it is a file: a missing guard must be seen.
 
 While a new interpreter imports, hardly anything becomes garbage, and looking for it again and again is a fifth of the
 time that `import torch` takes. So it looks rarely until it is told to `settle`.
+
+With the end of a lifeline, a process goes with us from its first moment: it takes the end before it imports the main
+module, which may take long. Under forkserver the server imports that first: so it goes with us until then.
 """
 
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import operator
 import os
 import sys
 import threading
 from multiprocessing import process as stdlib_process
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outlive._system.lifeline import End  # not everywhere there is one
 
 _RARELY = (100_000, 50, 100)
 _USUALLY = (700, 10, 10) if sys.version_info < (3, 13) else (2000, 10, 10 if sys.version_info < (3, 14) else 0)
@@ -24,20 +31,40 @@ _USUALLY = (700, 10, 10) if sys.version_info < (3, 13) else (2000, 10, 10 if sys
 _lock = threading.Lock()
 
 
-def start(process: Any) -> None:
+def start(process: Any, end: End | None = None) -> None:
     """As `process.start()`; a program that was piped into Python («<stdin>») is not looked for on disk."""
-    process.name = HastyName(process.name)
+    process.name = HastyName(process.name, end)
     module = sys.modules.get("__main__")
     path = getattr(module, "__file__", None)
     if module is None or not isinstance(path, str) or _is_there(path):
-        process.start()
+        _start(process, end)
         return
     with _lock:
         del module.__file__
         try:
-            process.start()
+            _start(process, end)
         finally:
             module.__file__ = path
+
+
+def _start(process: Any, end: End | None) -> None:
+    if end is None or (process._start_method or multiprocessing.get_start_method()) != "forkserver":
+        process.start()
+        return
+    from multiprocessing import forkserver  # not everywhere there are these
+
+    from outlive._system.lifeline import Lifeline
+
+    forkserver.ensure_running()
+    lifeline = Lifeline()
+    # It travels with the process, though that has no use for it: on its way it is open when all of ours is closed.
+    process.name.server = lifeline.end()
+    try:
+        lifeline.bind(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
+        process.start()
+    finally:
+        lifeline.release()
+        os.close(process.name.server)
 
 
 def _is_there(path: str) -> bool:
@@ -54,15 +81,33 @@ def settle() -> None:
 class HastyName(str):
     """The first thing that an interpreter started by multiprocessing unpickles, before it imports the main module."""
 
-    __slots__ = ("_told",)
+    __slots__ = ("_end", "_told", "server")
+    _end: End | None
+    server: End | None
+
+    def __new__(cls, name: str, end: End | None = None) -> HastyName:
+        made = super().__new__(cls, name)
+        made._end, made.server = end, None
+        return made
 
     def __reduce__(self) -> Any:
         if hasattr(self, "_told"):  # the second time is after those imports
             return str, (str(self),)
         self._told = True
-        return operator.getitem, ((str(self), _Rarely()), 0)
+        held = _Held(self._end, self.server) if self._end is not None else None
+        return operator.getitem, ((str(self), _Rarely(), held), 0)
 
 
 class _Rarely:
     def __reduce__(self) -> Any:
         return gc.set_threshold, _RARELY
+
+
+class _Held:
+    def __init__(self, *ends: End | None) -> None:
+        self._ends = ends
+
+    def __reduce__(self) -> Any:
+        from outlive._system.lifeline import HOLD
+
+        return exec, (HOLD, dict(zip(("end", "server"), self._ends)))

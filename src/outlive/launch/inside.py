@@ -45,7 +45,7 @@ class Handed:
         self._descriptors[name] = descriptor
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: reduction.DupFd(fd) for name, fd in self._descriptors.items()}
+        return {n: fd if isinstance(fd, lifeline.End) else reduction.DupFd(fd) for n, fd in self._descriptors.items()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._descriptors = state

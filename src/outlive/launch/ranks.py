@@ -90,7 +90,8 @@ class Rank:
 
     def _start(self, plan: Plan, environment: Mapping[str, str]) -> None:
         box = nameless.descriptor(blackbox.SIZE, "outlive-box")
-        handed = Handed(lifeline=self.lifeline.end(), box=box)
+        end = self.lifeline.end()
+        handed = Handed(lifeline=end, box=box)
         try:
             self.box = BlackBox(nameless.attach(box))
             for name in ("stacks", "report"):
@@ -114,7 +115,7 @@ class Rank:
             )
             self.started = time.monotonic()
             with self._pump.lock:  # a fork must not find another thread in the middle of a print
-                starting.start(self.process)
+                starting.start(self.process, end)
             pid = self.process.pid
             assert pid is not None
             self.pid = pid

@@ -30,6 +30,7 @@ from outlive._capture.blackbox import BlackBox
 from outlive._system import channel as channels
 from outlive._system import memory, nameless, ownership, processes, starting
 from outlive._system.channel import Channel, Frame
+from outlive._system.lifeline import Lifeline
 from outlive._transport.cells import CellTable
 from outlive._transport.wire import Kind
 from outlive._worker import failures, loop
@@ -70,6 +71,7 @@ class LocalEngine(Exchange):
         self._job = job
         self._watch = watch
         self._process: Any = None
+        self._lifeline: Lifeline | None = None  # of a zygote that imports and loads
         self._control: Channel | None = None
         self._zygote_pid = -1
         self._loaded = False
@@ -103,22 +105,29 @@ class LocalEngine(Exchange):
         ours, theirs = channels.pair()
         control = Channel(ours, blocking=False, owned=True)
         handle = os.pidfd_open(os.getpid())
+        lifeline = Lifeline() if self.imports_main else None
+        end = lifeline.end() if lifeline is not None else None
         try:
             process = self._context.Process(
                 target=zygote.main,
-                args=(theirs, Payload(self._job), loop.main, self._watch_now()),
+                args=(theirs, Payload(self._job), loop.main, self._watch_now(), end),
                 name="outlive-zygote",
             )
             process.daemon = True
-            starting.start(process)
+            starting.start(process, end)
             control.send(Kind.HELLO, handles=(handle,))
         except BaseException:
             control.close()
+            if lifeline is not None:
+                lifeline.cut()
             raise
         finally:
             theirs.close()
             os.close(handle)
+            if end is not None:
+                os.close(end)
         self._process, self._control, self._loaded, self._unloadable = process, control, False, None
+        self._lifeline = lifeline
         self._zygote_pid = process.pid
         self._poller.register(control.fileno(), select.EPOLLIN)
 
@@ -235,6 +244,7 @@ class LocalEngine(Exchange):
             raise messages.ForeignMessageError
         if kind == Kind.LOADED:
             self._loaded = True
+            self._cut_lifeline()
             if frame.body:
                 log.warning(
                     "importing the main module or the dataset's modules %s, which forked workers cannot share: "
@@ -324,8 +334,15 @@ class LocalEngine(Exchange):
         worker.box.release()
         os.close(worker.stack_fd)
 
+    def _cut_lifeline(self) -> None:
+        """A zygote that still imports or loads goes at once; another has let go of it."""
+        if self._lifeline is not None:
+            self._lifeline.cut()
+            self._lifeline = None
+
     def _put_zygote_away(self, wait_s: float) -> int | None:
         """Join the zygote, by force if need be; its exit code."""
+        self._cut_lifeline()
         control, process = self._control, self._process
         self._control = self._process = None
         if control is not None:

@@ -20,10 +20,9 @@ import resource
 import select
 import signal
 import socket
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,7 +33,7 @@ from outlive._capture.vitals import Vitals
 from outlive._fleet import growth
 from outlive._forensics.kin import Kin
 from outlive._forensics.surroundings import OomWatch
-from outlive._system import nameless, processes, starting
+from outlive._system import lifeline, nameless, processes, starting
 from outlive._system.channel import Channel, Frame
 from outlive._transport import wire
 from outlive._transport.wire import Kind
@@ -75,8 +74,9 @@ class Child:
     seen: Seen | None = None  # how it hung
 
 
-def main(sock: socket.socket, payload: Payload, entry: Entry, settings: WatchSettings) -> None:
-    """The zygote's whole life, in a process of its own."""
+def main(sock: socket.socket, payload: Payload, entry: Entry, settings: WatchSettings, end: int | None) -> None:
+    """The zygote's whole life, in a process of its own. `end`: of the trainer's lifeline, where there is something to
+    import and load, which may take long: that ends with the trainer at once."""
     processes.lead_own_group()
     processes.adopt_orphans()
     processes.name_thread("outlive-zygote")
@@ -90,12 +90,10 @@ def main(sock: socket.socket, payload: Payload, entry: Entry, settings: WatchSet
     unforkable = ""
     try:
         if payload.is_pickled:
-            with _leaving_with(sock):
-                payload.warm()
+            payload.warm()
             unforkable = payloads.unforkable(sock.fileno())
             if not unforkable:
-                with _leaving_with(sock):
-                    payload.keep_loaded()
+                payload.keep_loaded()
     except BaseException as error:
         channel.send(Kind.UNLOADABLE, 0, 0, [wire.dump(failures.capture(error, Stage.STARTING))])
         os._exit(1)
@@ -103,30 +101,11 @@ def main(sock: socket.socket, payload: Payload, entry: Entry, settings: WatchSet
     # What is here now is shared with every worker: keep the collector from writing to it.
     gc.freeze()
     starting.settle()
+    if end is not None:
+        lifeline.let_go(end)
+        os.close(end)
     Zygote(channel, payload, entry, settings, (woken, wake), unforkable).serve()
     os._exit(0)
-
-
-@contextlib.contextmanager
-def _leaving_with(sock: socket.socket) -> Iterator[None]:
-    """While the user's imports run: leave at once if the trainer hangs up. Joined before anything is forked."""
-    done = os.eventfd(0)
-
-    def watch() -> None:
-        poller = select.poll()
-        poller.register(sock.fileno(), 0)  # only that it was hung up
-        poller.register(done, select.POLLIN)
-        if any(fd != done for fd, _ in poller.poll()):
-            os._exit(1)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        os.eventfd_write(done, 1)
-        thread.join()
-        os.close(done)
 
 
 def _fork_patiently() -> int:
