@@ -24,7 +24,8 @@ from outlive._system import channel as channels
 from outlive._system import nameless
 from outlive._system.channel import Channel
 from outlive._transport import wire
-from outlive._transport.cells import Arena, CellTable
+from outlive._transport.cells import Arena
+from outlive._transport.leases import CellTable
 from outlive._transport.packing import Packer
 from outlive._transport.wire import Kind
 from outlive.engines.exchange import Exchange, News

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from outlive._transport import packing, wire
-from outlive._transport.cells import Arena, CellTable
+from outlive._transport.cells import Arena
+from outlive._transport.leases import CellTable
 
 
 class Link:

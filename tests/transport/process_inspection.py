@@ -45,6 +45,18 @@ def mapped_cells(pid: int | str = "self") -> Mapped:
     return Mapped(frozenset(inodes), size)
 
 
+def resident_cells(pid: int | str = "self") -> int:
+    """How many bytes of cells are in memory, as far as this process has touched them."""
+    size, is_cell = 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        first = line.partition(" ")[0]
+        if "-" in first:
+            is_cell = "memfd:outlive-cell" in line or CELL_BY_NAME.search(line) is not None
+        elif is_cell and first == "Rss:":
+            size += int(line.split()[1]) << 10
+    return size
+
+
 def run_program(name: str, *arguments: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     """A program of `programs/` in an interpreter of its own."""
     tests = str(Path(__file__).parent.parent)

@@ -14,7 +14,7 @@ Never   anything of its own.
 from __future__ import annotations
 
 from outlive._system import choice
-from outlive._system.nameless import Handle
+from outlive._system.nameless import Handle, punch
 
 if choice.PORTABLE:
     from outlive._system.named import (
@@ -54,6 +54,7 @@ __all__ = [
     "is_own",
     "let_go",
     "publish",
+    "punch",
     "redeem",
     "sweep",
     "ticket",

@@ -28,6 +28,8 @@ _libc.mmap.argtypes = (
     ctypes.c_long,
 )
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_REMOVE = getattr(mmap, "MADV_REMOVE", -1)
 
 
 def create(size: int, name: str = "outlive") -> Handle:
@@ -72,6 +74,12 @@ def discard(handle: Handle) -> None:
 def is_own(handle: Handle) -> bool:
     """Whether a handle that came may be one of ours: a descriptor that came along is the receiver's, whatever it is."""
     return isinstance(handle, int)
+
+
+def punch(mapped: ctypes.Array[ctypes.c_ubyte], at: int, size: int) -> int:
+    """Give whole pages of attached memory back to the system, for all who have it attached; how many bytes it took."""
+    done = _REMOVE >= 0 and _libc.madvise(ctypes.addressof(mapped) + at, size, _REMOVE) == 0
+    return size if done else 0
 
 
 def sweep(pid: int) -> None:

@@ -1,7 +1,7 @@
-"""Cells: shared memory that holds batches, used again and again.
+"""Cells: shared memory that holds batches, used again and again. The worker's side; the trainer's is `leases`.
 
 Reads   nothing.
-Writes  (worker) batches into cells; (trainer) nothing.
+Writes  batches into cells.
 Never   a descriptor longer than its journey, a cell that somebody still looks at.
 
     worker makes a cell ─ descriptor with the batch ─► trainer maps it, and owns it
@@ -13,15 +13,11 @@ worker's death drops its cells with it; those that a consumer still looks at liv
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import mmap
-import os
 import sys
-import weakref
-from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,6 +29,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 ALIGNMENT = 64
+PAGE = mmap.PAGESIZE
 _GRAIN = 1 << 16
 _IDLE_TAKES = 64  # making one again costs a page fault per page
 # Up to this size a batch goes inside its message: copying it twice costs less than a lease.
@@ -72,7 +69,8 @@ class Arena:
         self.news: Callable[[], list[int]] = list  # asked for cells that came back, before another is made
         self.used: list[WorkerCell] = []
         self.made: list[WorkerCell] = []
-        self.dropped: list[int] = []
+        self.dropped: list[int] = []  # below zero: it was sent, and user code here goes on looking at it
+        self._sent: list[WorkerCell] = []  # with the last batch
 
     def begin(self) -> None:
         """Start a batch; cells of an unfinished one are free again.
@@ -82,6 +80,9 @@ class Arena:
         """
         if self.scratch_used and _is_looked_at(self._scratch):
             self._new_scratch()
+        if self._sent:
+            self.dropped.extend(-cell.number for cell in self._sent if _is_looked_at(cell.array))
+            self._sent.clear()
         self._free.extend(self.used)
         self.used.clear()
         self.scratch_used = 0
@@ -122,13 +123,15 @@ class Arena:
             self.scratch_used = at + size
             return -1, at, self._scratch_address + at, self._scratch
         cell = self._current
-        at = -(-self.current_used // ALIGNMENT) * ALIGNMENT
+        # What is large has its pages for itself: the trainer gives them back when nobody looks at it any more.
+        alignment = PAGE if size > PAGE else ALIGNMENT
+        at = -(-self.current_used // alignment) * alignment
         if cell is None or at + size > cell.size:
             cell = self._current = self._take(size)
             self.used.append(cell)
             at = 0
         self.current_used = at + size
-        self.large_used += size + ALIGNMENT
+        self.large_used += size + alignment
         return cell.number, at, cell.address + at, cell.array
 
     def find(self, address: Address, size: int) -> tuple[int, int] | None:
@@ -151,6 +154,7 @@ class Arena:
             memory.let_go(cell.handle)
         self.made.clear()
         self.dropped.clear()
+        self._sent = [cell for cell in self.used if cell.number in sent]
         self.used = [cell for cell in self.used if cell.number not in sent]
         if self.large_used:
             self._hint = max(self.large_used, self._hint * 15 // 16)
@@ -218,97 +222,3 @@ _ALONE = _references(_unseen.array)
 def _is_looked_at(root: npt.NDArray[np.uint8]) -> bool:
     """Whether views of an array are alive: each holds a reference to it."""
     return sys.getrefcount(root) > _ALONE  # counted one call deep, as `_references` does
-
-
-# How often this process was forked.
-_forks = [0]
-
-
-def _count_fork() -> None:
-    _forks[0] += 1
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_parent=_count_fork)
-
-
-class CellTable:
-    """The trainer's side: the cells of one worker, mapped, and who looks at them."""
-
-    def __init__(self, tally: dict[int, int] | None = None) -> None:
-        self._maps: dict[int, ctypes.Array[ctypes.c_ubyte]] = {}
-        self._tally = {} if tally is None else tally  # sizes of all cells that are mapped, this worker's and others'
-        self._leases: dict[int, weakref.ref[Any]] = {}
-        self._taken: set[int] = set()  # cells that came with a result, and were not given back since
-        # Finalizers run in whatever thread drops the last view; append and popleft are atomic.
-        self._freed: deque[int] = deque()
-
-    def add(self, number: int, size: int, handle: memory.Handle) -> None:
-        cell = self._maps[number] = memory.adopt(handle, size)
-        self._tally[id(cell)] = size
-        weakref.finalize(cell, self._tally.pop, id(cell), None).atexit = False
-
-    def knows(self, number: int) -> bool:
-        return number in self._maps
-
-    def size_of(self, number: int) -> int:
-        """Of a cell that is here; KeyError for any other."""
-        return len(self._maps[number])
-
-    def take(self, numbers: set[int]) -> None:
-        """A result has come in these cells: until they are given back, no other one may be in them."""
-        if not self._taken.isdisjoint(numbers):
-            raise ValueError("a cell that the worker was not given back")
-        self._taken.update(numbers)
-
-    def drop(self, number: int) -> None:
-        if number in self._taken:
-            raise ValueError("a cell that the worker was not given back")
-        self._maps.pop(number, None)
-
-    def forget(self) -> bool:
-        """Keep no cell, as the worker will not either; whether there was any. Leases last as long as their views."""
-        some = bool(self._maps)
-        self._maps.clear()
-        self._taken.clear()
-        return some
-
-    def lease(self, number: int) -> npt.NDArray[np.uint8]:
-        """The bytes of a cell; when the last view of this array is gone, the cell is free.
-
-        Not where this process was forked meanwhile: the copy may still look at it, and is never heard of again.
-        """
-        root = np.frombuffer(memoryview(self._maps[number]), np.uint8)
-        leases, freed = self._leases, self._freed
-        forks = _forks[0]
-
-        def end(_: weakref.ref[Any]) -> None:
-            leases.pop(number, None)
-            freed.append(number if forks == _forks[0] else -number)
-
-        leases[number] = weakref.ref(root, end)
-        return root
-
-    def release(self, number: int) -> None:
-        """A cell that nobody ever looked at."""
-        self._freed.append(number)
-
-    @property
-    def has_freed(self) -> bool:
-        return bool(self._freed)
-
-    def take_freed(self) -> list[int]:
-        """Cells that nobody looks at any more; below zero those that the worker is not to use again."""
-        freed = self._freed
-        numbers = []
-        while freed:
-            number = freed.popleft()
-            self._taken.discard(abs(number))
-            if number < 0:
-                self.drop(-number)
-            numbers.append(number)
-        return numbers
-
-    @property
-    def bytes_held(self) -> int:
-        return sum(len(cell) for cell in self._maps.values())

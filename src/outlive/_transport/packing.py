@@ -2,7 +2,7 @@
 
 Reads   objects (worker), cells (trainer).
 Writes  cells (worker), objects that are views of cells (trainer).
-Never   a copy in the trainer of what is in a cell.
+Never   a copy in the trainer of what is large and in a cell, unless very many cells are kept.
 
 Pickle protocol 5 with its buffers out of band; tensors are taken apart by `tensors.py`, which
 is imported only where torch is already there.
@@ -22,7 +22,8 @@ import numpy as np
 
 from outlive._system import memory
 from outlive._transport import wire
-from outlive._transport.cells import Arena, CellTable
+from outlive._transport.cells import PAGE, Arena
+from outlive._transport.leases import CellTable, Hold
 from outlive._transport.wire import Place
 
 if TYPE_CHECKING:
@@ -163,8 +164,7 @@ def adopt(body: bytearray, inline: int, handles: tuple[memory.Handle, ...], tabl
                 table.add(number, size, waiting.pop(0))
         if cells := wire.cells_of(parcel, inline, table.size_of):
             table.take(cells)
-        for number in parcel.dropped:
-            table.drop(number)
+        table.arrived(parcel.dropped)
         return parcel
     finally:
         for handle in waiting:
@@ -172,26 +172,35 @@ def adopt(body: bytearray, inline: int, handles: tuple[memory.Handle, ...], tabl
 
 
 class Opening:
-    """A batch being unpacked. `roots` keeps its leases when this is interrupted and done again."""
+    """A batch being unpacked. `hold` keeps its cells when this is interrupted and done again.
 
-    __slots__ = ("body", "places", "roots", "storages", "table")
+    What is kept of a batch costs what it weighs: what is small gets memory of its own, what is large a lease.
+    """
 
-    def __init__(
-        self, places: list[Place], body: bytearray, table: CellTable, roots: dict[int, npt.NDArray[np.uint8]]
-    ) -> None:
+    __slots__ = ("body", "crowded", "hold", "places", "storages")
+
+    def __init__(self, places: list[Place], body: bytearray, hold: Hold) -> None:
         self.places = places
         self.body = body
-        self.table = table
-        self.roots = roots
+        self.hold = hold
+        self.crowded = hold.is_crowded
         self.storages: dict[int, Any] = {}  # of tensors that share them
 
-    def root(self, cell: int) -> npt.NDArray[np.uint8]:
-        """The memory that every view of this cell, or of the message itself, holds on to."""
-        root = self.roots.get(cell)
-        if root is None:
-            root = np.frombuffer(self.body, np.uint8) if cell == wire.INLINE else self.table.lease(cell)
-            self.roots[cell] = root
-        return root
+    def piece(self, place: Place) -> tuple[Any, int]:
+        """Memory that has the bytes of a place, and where they begin in it."""
+        cell, offset, size = place
+        if cell == wire.INLINE:
+            body = self.body
+            # Most of a message is not copied again for what little it has beside.
+            return (body, offset) if 2 * size >= len(body) else (body[offset : offset + size], 0)
+        lent = self.hold.cells.get(cell) or self.hold.take(cell)
+        if size <= PAGE or self.crowded:
+            return bytearray(lent.bytes[offset : offset + size]), 0
+        return lent.lease(offset, size), 0
+
+    def buffer(self, place: Place) -> Any:
+        memory, offset = self.piece(place)
+        return memoryview(memory)[offset : offset + place[2]]
 
 
 class _Now(threading.local):
@@ -203,17 +212,14 @@ class _Now(threading.local):
 now = _Now()
 
 
-def unpack(
-    parcel: wire.Parcel, body: bytearray, table: CellTable, roots: dict[int, npt.NDArray[np.uint8]] | None = None
-) -> Any:
+def unpack(parcel: wire.Parcel, body: bytearray, table: CellTable, hold: Hold | None = None) -> Any:
     """The batch, its tensors and arrays being views of the cells it came in."""
     if not parcel.buffers and not parcel.places:
         return pickle.loads(parcel.pickled)
     before = getattr(now, "opening", None)
-    opening = now.opening = Opening(parcel.places, body, table, {} if roots is None else roots)
+    opening = now.opening = Opening(parcel.places, body, Hold(table) if hold is None else hold)
     try:
-        buffers = [opening.root(cell)[offset : offset + size] for cell, offset, size in parcel.buffers]
-        return pickle.loads(parcel.pickled, buffers=buffers)
+        return pickle.loads(parcel.pickled, buffers=map(opening.buffer, parcel.buffers))
     finally:
         # A batch may hold what loads another batch when it is unpickled.
         if before is None:
@@ -222,9 +228,9 @@ def unpack(
             now.opening = before
 
 
-def discard(parcel: wire.Parcel, table: CellTable, roots: dict[int, npt.NDArray[np.uint8]] | None = None) -> None:
-    """A result that nobody wants: its cells are free at once; those in `roots` when nobody looks at them any more."""
-    leased = {} if roots is None else roots
-    for number in {cell for cell, _, _ in (*parcel.buffers, *parcel.places)}.difference(leased, wire.NO_CELLS):
-        table.release(number)
-    leased.clear()
+def discard(parcel: wire.Parcel, table: CellTable, hold: Hold | None = None) -> None:
+    """A result that nobody wants: its cells are free, when nobody looks at them any more."""
+    hold = Hold(table) if hold is None else hold
+    for number in {cell for cell, _, _ in (*parcel.buffers, *parcel.places)}.difference(hold.cells, wire.NO_CELLS):
+        hold.take(number)
+    hold.release()

@@ -208,10 +208,11 @@ def _owner(packer: Packer, storage: torch.UntypedStorage) -> Any:
 
 def _tensor(place: int, code: int, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
     opening = packing.now.opening
-    cell, offset, size = opening.places[place]
+    where = opening.places[place]
+    memory, offset = opening.piece(where)
     dtype = _DTYPES[code]
     # In place and not a view of a flat tensor: a view is refused by some in-place operations.
-    tensor = torch.frombuffer(opening.root(cell), dtype=dtype, count=size // dtype.itemsize, offset=offset)
+    tensor = torch.frombuffer(memory, dtype=dtype, count=where[2] // dtype.itemsize, offset=offset)
     if len(shape) != 1:
         tensor.resize_(shape)
     if requires_grad:
@@ -256,7 +257,8 @@ def _storage(place: int) -> torch.UntypedStorage:
         return torch.UntypedStorage(0)
     storage = opening.storages.get(place)
     if storage is None:
-        flat = torch.frombuffer(opening.root(cell), dtype=torch.uint8, count=size, offset=offset)
+        memory, offset = opening.piece((cell, offset, size))
+        flat = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=offset)
         storage = opening.storages[place] = flat.untyped_storage()
     return storage
 

@@ -15,7 +15,7 @@ from typing import Any
 from outlive._capture.blackbox import COPIES, BlackBox
 from outlive._system.channel import Channel, Frame
 from outlive._transport import packing, wire
-from outlive._transport.cells import CellTable
+from outlive._transport.leases import CellTable, Hold
 from outlive.engines import messages
 from outlive.evidence import NO_EVIDENCE, Evidence
 from outlive.incident import Failure
@@ -24,13 +24,13 @@ from outlive.incident import Failure
 class Result:
     """A batch that has arrived: opened when its turn comes."""
 
-    __slots__ = ("_body", "_parcel", "_roots", "_table")
+    __slots__ = ("_body", "_hold", "_parcel", "_table")
 
     def __init__(self, frame: Frame, table: CellTable) -> None:
         self._body = bytearray(frame.body) if isinstance(frame.body, memoryview) else frame.body
         self._table = table
-        self._roots: dict[int, Any] = {}  # leases: an interrupted opening must not give the cells back
         self._parcel = packing.adopt(self._body, frame.extra, frame.handles, table)
+        self._hold = Hold(table)  # an interrupted opening must not give the cells back
 
     @property
     def side(self) -> wire.Side:
@@ -42,10 +42,10 @@ class Result:
         return len(self._body) + sum(place[2] for place in (*self._parcel.buffers, *self._parcel.places))
 
     def open(self) -> Any:
-        return packing.unpack(self._parcel, self._body, self._table, self._roots)
+        return packing.unpack(self._parcel, self._body, self._table, self._hold)
 
     def discard(self) -> None:
-        packing.discard(self._parcel, self._table, self._roots)
+        packing.discard(self._parcel, self._table, self._hold)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from outlive._system import channel as channels
 from outlive._system import memory, nameless, ownership, processes, starting
 from outlive._system.channel import Channel, Frame
 from outlive._system.lifeline import Lifeline
-from outlive._transport.cells import CellTable
+from outlive._transport.leases import CellTable
 from outlive._transport.wire import Kind
 from outlive._worker import failures, loop
 from outlive.engines import messages, watching
@@ -327,6 +327,7 @@ class LocalEngine(Exchange):
             worker.registered = False
 
     def _release(self, worker: Worker) -> None:
+        worker.table.abandon()
         self._unregister(worker)
         self._hung_up.discard(worker.slot)
         self._by_fd.pop(worker.channel.fileno(), None)

@@ -29,7 +29,7 @@ from outlive._capture.blackbox import BlackBox
 from outlive._system import memory, ownership, processes, starting
 from outlive._system import portable_channel as channels
 from outlive._system.portable_channel import PortableChannel
-from outlive._transport.cells import CellTable
+from outlive._transport.leases import CellTable
 from outlive._transport.wire import Kind
 from outlive._worker import failures
 from outlive.engines import watching
@@ -245,6 +245,7 @@ class PortableEngine(Exchange):
     # ------------------------------------------------------------ ending
 
     def _release(self, worker: Worker) -> None:
+        worker.table.abandon()
         self._put_away(self._processes.pop(worker.slot))
 
     def _put_away(self, held: Process, *, by_force: bool = True) -> None:
