@@ -11,6 +11,8 @@ import datetime
 import re
 import textwrap
 
+from outlive.printable import printable
+
 WIDTH = 80
 _SPANS = (
     ("year", 365 * 86400),
@@ -62,8 +64,8 @@ def size(count: float) -> str:
 
 
 def tame(text: object) -> str:
-    """Only what a terminal prints; the rest as a program would write it down."""
-    return "".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in str(text))
+    """Only what a terminal prints, on as many lines; the rest as a program would write it down."""
+    return printable(text, keep="\n\t")
 
 
 def cut(text: object, width: int) -> str:

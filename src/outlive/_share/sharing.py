@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+from outlive import printable as printable  # log lines are escaped
 from outlive._share import buffers, columns, hashing, survey, texts
 from outlive._share.mappings import SharedDict, SharedSet
 from outlive._share.readonly import Shared
