@@ -24,8 +24,9 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import strategies as st
 
+import outlive
 from forensics import example_incidents
-from outlive._forensics import journal
+from outlive._forensics import journal, tally
 from outlive._forensics.job import Job
 from outlive._system import safe_files
 from outlive.cli import main, report
@@ -271,3 +272,62 @@ def test_a_journal_of_another_machine_that_cannot_be_read_hides_no_other(home):
     assert listed.stdout.count("null-pointer") == 3
     for name in "abc":
         assert f"{home / f'journal-{name}.sqlite3'} cannot be read" in listed.stderr
+
+
+# ---------------------------------------------------------------- what is promised of it
+
+
+class Raising:
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        if index % 2:
+            raise ValueError(index)
+        return index
+
+
+def last_line(caplog: pytest.LogCaptureFixture) -> str:
+    return next(line for line in reversed(caplog.messages) if " ended with " in line)
+
+
+def test_the_journal_is_said_to_have_all_incidents_only_where_it_has(home, caplog):
+    """It cannot be written in the second epoch, and can again in the third."""
+    loader = outlive.DataLoader(Raising(), faults="skip")
+    list(loader)
+    assert f"«outlive incidents» has them all, from {home / 'journal.sqlite3'}" in last_line(caplog)
+    home.chmod(0o777)
+    list(loader)
+    assert "has them all, from" not in last_line(caplog)
+    assert f"not all of them are in the journal in {home}, loader.incidents has them" in last_line(caplog)
+    home.chmod(0o700)
+    list(loader)
+    assert "has them all, from" in last_line(caplog)
+
+    assert len(loader.incidents) == 6
+    assert len(journal.find()) == 4
+
+
+def test_what_had_to_make_room_is_not_said_to_be_there(home, caplog, monkeypatch):
+    """A small journal keeps the newest."""
+    monkeypatch.setenv("OUTLIVE_JOURNAL_MIB", "0.000001")
+    monkeypatch.setattr(journal, "removed_until", 0.0)
+
+    list(outlive.DataLoader(Raising(), faults="skip"))
+
+    assert "not all of them are in the journal" in last_line(caplog)
+
+
+@pytest.mark.parametrize("there", [0, 1, 2])
+def test_the_summary_of_a_run_promises_what_the_journal_has(home, there):
+    """Where to look is said only of what is there."""
+    add_incidents(there)
+    note = {"kind": "crash", "cause": "killed", "died": True, "out": ["a\x1bb"], "when": 1e9}
+
+    text = tally.summary(note | {"id": f"{number:08x}"} for number in range(2))
+
+    assert "2 workers were lost" in text
+    assert "a\\x1bb" in text
+    assert (f"none of these could be written to {home}" in text) == (there == 0)
+    assert ("1 of these is not in it" in text) == (there == 1)
+    assert ("outlive incidents    each of them" in text) == (there > 0)

@@ -113,12 +113,23 @@ def add(incident: Incident) -> None:
         if is_on():
             writer.post((incident, this_job()))
     except Exception:
+        _count_lost(1)
         log.debug("an incident did not reach the journal", exc_info=True)
 
 
 def flush(deadline_s: float = 10.0) -> bool:
     """Wait until what was added is written, or given up."""
     return writer.flush(deadline_s)
+
+
+def has_all(since: float, lost_before: int, deadline_s: float) -> bool:
+    """Whether all that was added is in the journal, and nothing of this time was removed for want of room there."""
+    return flush(deadline_s) and lost() == lost_before and (not removed_until or removed_until < since)
+
+
+def lost() -> int:
+    """How many incidents of this process did not reach the journal."""
+    return _lost + writer.dropped
 
 
 def is_on() -> bool:
@@ -239,9 +250,17 @@ class _Fork:
 
 fork_gate = _Fork()
 failure_logged = False
+removed_until = 0.0  # the newest incident that had to make room
+_lost = 0
+
+
+def _count_lost(count: int) -> None:
+    global _lost
+    _lost += count
 
 
 def _write(posted: Sequence[tuple[Incident, Job]]) -> None:
+    global removed_until
     fork_gate.watch()
     try:
         with fork_gate:  # an import that a fork interrupts is never finished in the child
@@ -256,8 +275,11 @@ def _write(posted: Sequence[tuple[Incident, Job]]) -> None:
         make_home()
         where = path()
         file = JournalFile(where, size_bytes=read_size_bytes(), shared=is_network_folder(where))
-        file.write(rows, deadline_s=WRITE_TIMEOUT_S, gate=fork_gate)
+        removed = file.write(rows, deadline_s=WRITE_TIMEOUT_S, gate=fork_gate)
+        removed_until = max(removed_until, removed)
+        _count_lost(len(posted) - len(rows))
     except Exception as error:
+        _count_lost(len(posted))
         _tell_once(error)
 
 
@@ -349,7 +371,7 @@ def _tell_once(error: Exception) -> None:
     failure_logged = True
     log.log(
         level,
-        "the journal in %s cannot be written (%s: %s); the job is not affected, loader.incidents has everything; "
+        "the journal in %s cannot be written (%s: %s); the job is not affected, loader.incidents has them all; "
         "set OUTLIVE_HOME to another folder, or OUTLIVE_JOURNAL=0 for no journal",
         home(),
         type(error).__name__,

@@ -139,14 +139,16 @@ class JournalFile:
         self._size_bytes = size_bytes
         self._shared = shared  # on a file system that other machines see, too: no WAL, which needs shared memory
 
-    def write(self, rows: Sequence[Row], *, deadline_s: float, gate: contextlib.AbstractContextManager[object]) -> None:
-        """Add the rows; the gate is closed only while the file is open."""
+    def write(
+        self, rows: Sequence[Row], *, deadline_s: float, gate: contextlib.AbstractContextManager[object]
+    ) -> float:
+        """Add the rows; the gate is closed only while the file is open. Answers the time of the newest row that was
+        removed to make room; 0: none was."""
         give_up_at = time.monotonic() + deadline_s
         while True:
             try:
                 with gate:
-                    self._write_once(rows)
-                return
+                    return self._write_once(rows)
             except sqlite3.OperationalError as error:
                 # Locked by another process, or being made by one: worth another try. A full disk may be free again.
                 if time.monotonic() > give_up_at or not _is_busy(error):
@@ -197,7 +199,7 @@ class JournalFile:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         return count
 
-    def _write_once(self, rows: Sequence[Row]) -> None:
+    def _write_once(self, rows: Sequence[Row]) -> float:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Commands and file names are the user's own; SQLite gives its other files the rights of this one.
         os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
@@ -206,24 +208,29 @@ class JournalFile:
                 connection.executemany(
                     f"INSERT OR IGNORE INTO incidents ({_COLUMNS}) VALUES ({_PLACES})", map(astuple, rows)
                 )
-                self._make_room(connection)
+                removed = self._make_room(connection)
             connection.execute("PRAGMA incremental_vacuum").fetchall()
+        return removed
 
-    def _make_room(self, connection: sqlite3.Connection) -> None:
-        """Remove the oldest until what is used is well below the size."""
+    def _make_room(self, connection: sqlite3.Connection) -> float:
+        """Remove the oldest until what is used is well below the size; answers the time of the newest of them."""
         used = _used_bytes(connection)
         if used <= self._size_bytes:
-            return
+            return 0.0
         (together,) = connection.execute("SELECT total(length(json)) FROM incidents").fetchone()
         per_byte = used / max(1.0, together)  # pages, index and the other columns included
         excess = used - self._size_bytes * _KEEP
         oldest: list[tuple[int]] = []
-        for number, length in connection.execute("SELECT number, length(json) FROM incidents ORDER BY time, number"):
+        removed = 0.0
+        query = "SELECT number, length(json), time FROM incidents ORDER BY time, number"
+        for number, length, at in connection.execute(query):
             if excess <= 0:
                 break
             excess -= length * per_byte
             oldest.append((number,))
+            removed = at if isinstance(at, float) else removed
         connection.executemany("DELETE FROM incidents WHERE number = ?", oldest)
+        return removed
 
     @contextlib.contextmanager
     def _open(self, *, wait_s: float) -> Iterator[sqlite3.Connection]:

@@ -25,6 +25,7 @@ from outlive.statistics import Load
 log = logging.getLogger("outlive")
 
 _MOST_NAMED = 8
+_FLUSH_S = 1.0  # that the end of an epoch with incidents may wait for the journal
 COUNTS = ("restarts", "retries", "replaced", "recycled", "spared")  # that a machine and a ledger have in common
 KEPT_WHOLE = 100  # incidents that keep their evidence in memory; the journal has that of all
 
@@ -142,6 +143,7 @@ class Ledger:
         self.breaker: Any = None  # of the epoch that runs
         self.earlier = 0  # incidents before a position was taken up, of which there is only the number
         self._summed_up = 0  # incidents that a summary has told of
+        self._lost = journal.lost()  # incidents of this process that were not in the journal at that time
         self.watcher: Callable[[Incident], None] | None = None  # publishes them
 
     def add(self, incident: Incident) -> None:
@@ -176,8 +178,17 @@ class Ledger:
         seen = [i for i in self.incidents[self._summed_up :] if i.kind is not IncidentKind.RECYCLED]
         self._summed_up = len(self.incidents)
         if seen:
-            where = f"; «outlive incidents» has them all, from {journal.path()}" if journal.is_on() else ""
-            log.warning("%s%s", summary(self.epoch, seen, self.quarantine), where)
+            log.warning("%s%s", summary(self.epoch, seen, self.quarantine), self._where(seen))
+
+    def _where(self, seen: Sequence[Incident]) -> str:
+        """Where all of them can be read."""
+        if not journal.is_on():
+            return ""
+        is_there = journal.has_all(min(incident.when for incident in seen), self._lost, _FLUSH_S)
+        self._lost = journal.lost()
+        if is_there:
+            return f"; «outlive incidents» has them all, from {journal.path()}"
+        return f"; not all of them are in the journal in {journal.home()}, loader.incidents has them"
 
 
 def summary(epoch: int, incidents: Sequence[Incident], quarantine: Quarantine) -> str:

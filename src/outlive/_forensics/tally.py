@@ -66,6 +66,8 @@ def note(incident: Incident) -> None:
     told = {
         "cause": incident.verdict.name.value if incident.verdict is not None else incident.kind.value,
         "kind": incident.kind.value,
+        "id": incident.id,
+        "when": incident.when,
         "died": died,
         "out": [str(index)[:60] for index in incident.indices[:100]] if out else [],
     }
@@ -106,9 +108,8 @@ def summary(notes: Iterable[dict[str, Any]]) -> str:
     deaths: Counter[str] = Counter()
     others: Counter[str] = Counter()
     out: dict[str, None] = {}
-    for one in notes:
-        if one["kind"] in _QUIET:
-            continue
+    told_of = [one for one in notes if one["kind"] not in _QUIET]
+    for one in told_of:
         (deaths if one["died"] else others)[one["cause"]] += 1
         out.update(dict.fromkeys(one["out"]))
     if not deaths and not others:
@@ -122,14 +123,33 @@ def summary(notes: Iterable[dict[str, Any]]) -> str:
         told.append(f"{count} other incident{'' if count == 1 else 's'} ({_listed(others)})")
     rows = [f"outlive: {', '.join(told)}"]
     if out:
-        named = ", ".join(list(out)[:_MOST_SAMPLES]) + (", …" if len(out) > _MOST_SAMPLES else "")
+        from outlive.printable import printable
+
+        named = printable(", ".join(list(out)[:_MOST_SAMPLES])) + (", …" if len(out) > _MOST_SAMPLES else "")
         rows.append(f"  out      {len(out)} sample{'' if len(out) == 1 else 's'} left out or replaced: {named}")
+    return "\n".join(rows + _of_journal(told_of)) + "\n"
+
+
+def _of_journal(notes: list[dict[str, Any]]) -> list[str]:
+    """Where to read more: what is not in the journal is not promised."""
     from outlive._forensics import journal
 
-    if journal.is_on():
-        rows.append(f"  journal  {journal.path()}")
-        rows.append("  next     outlive incidents    each of them; outlive report ID explains one")
-    return "\n".join(rows) + "\n"
+    if not journal.is_on():
+        return []
+    wanted = {one["id"] for one in notes if one.get("id")}
+    try:
+        since = min((one["when"] for one in notes if one.get("when")), default=0.0)
+        there = wanted & {entry.id for entry in journal.find(since=since)}
+    except Exception:  # whatever is wrong with it: it has none of them, then
+        there = set()
+    missing = len(wanted) - len(there)
+    if missing and not there:
+        return [f"  journal  none of these could be written to {journal.home()}"]
+    more = f" ({missing} of these {'is' if missing == 1 else 'are'} not in it)" if missing else ""
+    return [
+        f"  journal  {journal.path()}{more}",
+        "  next     outlive incidents    each of them; outlive report ID explains one",
+    ]
 
 
 def _listed(counts: Any) -> str:
