@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from outlive.private import PRIVATE
+
 SI_KERNEL = 0x80
 SIGABRT, SIGBUS, SIGSEGV = int(_signal.SIGABRT), int(_signal.SIGBUS), int(_signal.SIGSEGV)
 _PAGE_FAULT = 14  # x86-64's trap number
@@ -90,15 +92,20 @@ class CrashRecord:
     architecture: str = ""  # as platform.machine() says; empty: one whose registers we do not know
     trap: int | None = None  # the CPU's number of the trap, x86-64 only
     fault_error: int | None = None  # x86-64: error code of the page fault; aarch64: ESR
-    registers: Mapping[str, int] = field(default_factory=dict, hash=False)
+    registers: Mapping[str, int] = field(default_factory=dict, hash=False, metadata=PRIVATE)
     instruction_pointer: int | None = None
-    instruction: bytes = b""  # at the instruction pointer, up to 64
-    before: bytes = b""  # the 16 bytes before it: where a trap leaves the pointer past its instruction
+    instruction: bytes = field(default=b"", metadata=PRIVATE)  # at the instruction pointer, up to 64
+    before: bytes = field(
+        default=b"", metadata=PRIVATE
+    )  # the 16 bytes before it: where a trap leaves the pointer past its instruction
     stack_pointer: int | None = None
     stack_address: int = 0
-    stack: bytes = b""  # at stack_address, which is above the stack pointer if that was not mapped
+    stack: bytes = field(
+        default=b"", metadata=PRIVATE
+    )  # at stack_address, which is above the stack pointer if that was not mapped
     return_addresses: tuple[int, ...] = ()  # along the frame pointers: right where code keeps them
-    possible_return_addresses: tuple[int, ...] = ()  # words on the stack that point into code, stale ones among them
+    # Words on the stack that point into code, stale ones among them.
+    possible_return_addresses: tuple[int, ...] = field(default=(), metadata=PRIVATE)
     regions: tuple[Region, ...] = ()  # what the addresses above lie in, or right below; lowest first
     message: str = ""  # what the C library said before it called abort()
     shared_free_bytes: int | None = None  # of SIGBUS: what /dev/shm had at that moment
@@ -118,6 +125,11 @@ class CrashRecord:
             return "SI_KERNEL"
         names = _CODES.get(self.signal, ())
         return names[self.code - 1] if 0 < self.code <= len(names) else _SENT.get(self.code, str(self.code))
+
+    @property
+    def address_as_text(self) -> str:
+        """What `address` says where text was taken for a pointer; else empty."""
+        return "" if self.address is None else as_text(self.address)
 
     @property
     def is_sent(self) -> bool:
@@ -210,6 +222,12 @@ class CrashRecord:
             for r in values.get("regions", ())
         )
         return cls(signal=told["signal_number"], code=told["code_number"], **values)
+
+
+def as_text(value: int) -> str:
+    """The characters that a word is made of, if it is text and no address; else empty."""
+    raw = (value % (1 << 64)).to_bytes(8, "little").rstrip(b"\0")
+    return raw.decode("ascii") if len(raw) >= 4 and all(32 <= byte < 127 for byte in raw) else ""
 
 
 def _hex(value: int | None) -> str | None:

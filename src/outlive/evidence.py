@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outlive.crashes import CrashRecord, Region
+from outlive.private import PRIVATE
 
 RECENT_SAMPLES = 64
 SHORT_OF = 1 << 16  # bytes: a file system with less is full
@@ -105,7 +106,7 @@ class ThreadSeen:
     name: str = ""
     state: str = ""  # «R» runs, «S» waits, «D» waits for a device, «T» stopped, «t» traced, «Z» dead
     system_call: str = ""  # «futex», «read», …; empty: in none, or nobody may know
-    arguments: tuple[int, ...] = ()
+    arguments: tuple[int, ...] = field(default=(), metadata=PRIVATE)
     waits_in: str = ""  # the kernel function it sleeps in (wchan)
     target: str = ""  # what the call is about: a path, «a pipe», «tcp 10.0.0.3:443», «process 812 (ffmpeg)»
     for_ever: bool = False  # the call has no timeout
@@ -193,7 +194,7 @@ class Instruction:
     is_trap: bool = False  # ud2, int3, hlt, brk: somebody wrote it to end the process
     is_valid: bool = True  # False: the decoder knows no such instruction, `text` has its bytes
     divisor: str = ""  # of a division: the register or memory that it divides by,
-    divisor_value: int | None = None  # and what was in there
+    divisor_value: int | None = field(default=None, metadata=PRIVATE)  # and what was in there
 
 
 @dataclass(frozen=True)
@@ -250,7 +251,7 @@ class Evidence:
     worked: Worked = field(default_factory=Worked)
     seen: Seen | None = None  # None: it did not hang
     surroundings: Surroundings | None = None
-    last_words: str = ""  # the last lines it wrote to standard error
+    last_words: str = field(default="", metadata=PRIVATE)  # the last lines it wrote to standard error
     crash: CrashRecord | None = None  # what the fatal-signal handler saw; None: no such signal, or no recorder
     recorder: bool = False  # whether a recorder was there to see it
     examined: Examined | None = None

@@ -10,12 +10,13 @@ from __future__ import annotations
 import enum
 import signal as _signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from outlive import printable as printable  # whoever logs of incidents has its lines escaped
 from outlive.crashes import CrashRecord
 from outlive.evidence import NO_EVIDENCE, Evidence, Full
+from outlive.private import PRIVATE
 from outlive.quantities import in_words
 from outlive.verdicts import Verdict
 
@@ -162,7 +163,7 @@ class Failure:
     type_name: str
     message: str
     traceback: str
-    pickled_type: bytes | None = None
+    pickled_type: bytes | None = field(default=None, metadata=PRIVATE)
     stage: Stage = Stage.FETCHING
     position: int = -1
     decision: Decision | None = None

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from outlive import private
 from outlive.crashes import CrashRecord
 from outlive.evidence import Evidence, Full
 from outlive.incident import Decision, Exit, Failure, Incident, IncidentKind, InHand, Stage
@@ -50,7 +51,12 @@ def plain(value: Any) -> Any:
 
 
 def of_incident(incident: Incident) -> dict[str, Any]:
-    """Everything that an incident has, and the words for it, as what JSON knows."""
+    """Everything that an incident has, and the words for it, as what JSON knows; `private` names the private ones."""
+    told = _of_incident(incident)
+    return told | {"private": list(private.differences(told, _of_incident(private.without(incident))))}
+
+
+def _of_incident(incident: Incident) -> dict[str, Any]:
     indices = tuple(plain(i) for i in incident.indices)
     incident = dataclasses.replace(incident, index=plain(incident.index), indices=indices)
     failure, exit, hand = incident.failure, incident.exit, incident.in_hand

@@ -2,7 +2,8 @@
 
 Reads   incidents that it is called with.
 Writes  HTTP, on a thread of its own.
-Never   blocks or fails the job, or keeps more than `queue` incidents: where nobody answers, the oldest are dropped.
+Never   blocks or fails the job, or keeps more than `queue` incidents: where there is no answer, the oldest are dropped.
+        Sends what may be private: of an incident what is in `_TOLD`, of the job no argument.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
+from outlive import private
 from outlive._forensics.courier import Courier
 from outlive._forensics.job import Job, this_job
 from outlive.incident import Incident, IncidentKind
@@ -32,6 +34,13 @@ log = logging.getLogger("outlive")
 
 RETRY_PAUSES_S = (0.5, 2.0, 8.0)  # before the second, third and fourth try
 _LONGEST_TEXT = 8 * 1024
+# A field that is added to an incident is not sent until it is named here.
+_TOLD = (
+    *("id", "kind", "when", "number", "role", "slot", "incarnation", "pid", "epoch", "batch", "stage"),
+    *("noun", "index", "indices", "described", "doing", "cause", "action", "attempt", "attempts_allowed"),
+    *("signal", "code", "exception", "message", "traceback", "stack", "function", "consequences", "verdict"),
+)
+_TOLD_OF_VERDICT = ("name", "cause", "confidence", "remedies", "page")
 
 
 class Webhook:
@@ -43,7 +52,8 @@ class Webhook:
     headers    more headers, such as {"Authorization": "Bearer …"}
     only       names of verdicts to send, such as ["oom-killer"]; all by default
 
-    The body is `Incident.to_dict()`, with «text», one sentence that Slack and Mattermost show, and «job».
+    The body has the verdict, the sample, the message and the Python stack, `text`, one sentence that Slack and
+    Mattermost show, and `job`. Arguments, registers, memory and what a worker wrote are not in it.
     """
 
     def __init__(
@@ -155,14 +165,20 @@ def sentence(incident: Incident, job: Job) -> str:
     """What a chat shows: what happened, why, what was done, where."""
     why = f" ({incident.verdict.words})" if incident.verdict is not None else ""
     named = f"; outlive report {incident.id}" if incident.id else ""
+    program = f"{job.program or 'python'} ({job.place})"
     text = f"{replace(incident, action='')}{why}"
     done = f": {incident.action}" if incident.action else ""
-    return f"{text[:2000]}{done}. {job.words}{named}"
+    return f"{text[:2000]}{done}. {program}{named}"
 
 
 def _body(incident: Incident, job: Job) -> bytes:
-    told = {name: _short(value) for name, value in of_incident(incident).items()}
-    return json.dumps(told | {"text": sentence(incident, job), "job": asdict(job)}).encode("ascii")
+    incident = private.without(incident)
+    whole = of_incident(incident)
+    told: dict[str, Any] = {name: _short(whole[name]) for name in _TOLD}
+    if incident.verdict is not None:
+        told["verdict"] = {name: whole["verdict"][name] for name in _TOLD_OF_VERDICT}
+    told["job"] = {"program": job.program, "pid": job.pid, "host": job.host, "rank": job.rank}
+    return json.dumps(told | {"text": sentence(incident, job)}).encode("ascii")
 
 
 def _short(value: Any) -> Any:

@@ -28,7 +28,21 @@ class Job:
     def place(self) -> str:
         """«pid 4127 on node7, rank 3»."""
         rank = f", rank {self.rank}" if self.rank is not None else ""
-        return f"pid {self.pid} on {self.host or 'an unknown machine'}{rank}"
+        host = f" on {self.host}" if self.host else ""
+        return f"pid {self.pid}{host}{rank}"
+
+    @property
+    def program(self) -> str:
+        """What ran, without its arguments: `train.py`."""
+        try:
+            words = shlex.split(self.command)
+        except ValueError:
+            words = self.command.split()
+        return words[0] if words else ""
+
+    def without_private(self) -> Job:
+        """Without arguments, folder and host."""
+        return Job(self.program, "", self.pid, "", self.rank)
 
     @property
     def words(self) -> str:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from outlive import private
 from outlive._forensics import words
 from outlive._forensics.job import Job
+from outlive._forensics.journal import Entry
 from outlive.crashes import CrashRecord
 from outlive.errors import python_line
 from outlive.incident import Incident
@@ -82,8 +84,24 @@ def sections(incident: Incident, job: Job | None = None) -> list[Section]:
             text=incident.evidence.last_words.strip("\n"),
         ),
         _around(incident),
+        _private(incident, job),
     ]
     return [section for section in found if section.rows or section.text]
+
+
+def shareable(entry: Entry) -> Entry:
+    """The same without what may be private: for a bug report, or any other place that others read."""
+    with entry.shown() as incident:
+        return replace(entry, job=entry.job.without_private(), json=private.without(incident).to_json())
+
+
+def _private(incident: Incident, job: Job | None) -> Section:
+    """What to think of before others read it."""
+    names = list(incident.to_dict()["private"])
+    if job is not None and job != job.without_private():
+        names.append("job")
+    rows = (("has", ", ".join(names)), ("without", f"outlive report {incident.id} --share"))
+    return Section("What may be private", rows if names else ())
 
 
 def _task(incident: Incident, job: Job | None) -> Section:

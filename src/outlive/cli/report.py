@@ -8,6 +8,10 @@ ID is an incident's id or its beginning; by default it is «last», the newest.
   outlive report 7f3a --html        as a page: outlive-7f3a12cd.html
   outlive report 7f3a --html a.html as a page in this file (- for stdout)
   outlive report 7f3a --json        for programs
+  outlive report 7f3a --json --share
+                                    to send to others, as in a bug report:
+                                    without arguments of commands, tasks and
+                                    calls, registers, memory, standard error
 
 Exit status: 0 found, 1 nothing found, 2 wrong usage.
 """
@@ -35,13 +39,16 @@ _ID = re.compile("[0-9a-f]{2,8}")
 @click.argument("id", default="last")
 @click.option("--html", is_flag=False, flag_value=_BY_ID, metavar="[FILE]", help="Write one self-contained page.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as JSON.")
-def command(id: str, html: str | None, as_json: bool) -> None:
+@click.option("--share", is_flag=True, help="Leave out what may be private.")
+def command(id: str, html: str | None, as_json: bool, share: bool) -> None:
     if html is not None and as_json:
         raise click.UsageError("--html and --json are two answers; choose one")
     if html is not None and id == "last" and _ID.fullmatch(html):
         id, html = html, _BY_ID  # `--html 7f3a`: nobody means a file of that name
     entry = asking.one(id)
     try:
+        if share:
+            entry = report.shareable(entry)
         if as_json:
             click.echo(json.dumps(entry.to_dict(), indent=2))
         elif html is not None:

@@ -148,12 +148,6 @@ def named_in_instruction(incident: Incident) -> tuple[str, ...]:
     return tuple(word for word in words if word in incident.crash.registers)
 
 
-def as_text(value: int) -> str:
-    """The characters that a word is made of, if it is text and no address; else empty."""
-    raw = value.to_bytes(8, "little").rstrip(b"\0")
-    return raw.decode("ascii") if len(raw) >= 4 and all(32 <= byte < 127 for byte in raw) else ""
-
-
 def words_on_stack(crash: CrashRecord) -> Iterator[int]:
     for at in range(0, len(crash.stack) - 7, 8):
         yield int.from_bytes(crash.stack[at : at + 8], "little")

@@ -20,7 +20,6 @@ from collections.abc import Callable
 from outlive._forensics.rules import bus
 from outlive._forensics.rules.addresses import (
     NULL_REACH,
-    as_text,
     code_facts,
     data_registers,
     fault_of,
@@ -33,7 +32,7 @@ from outlive._forensics.rules.addresses import (
     size_words,
     words_on_stack,
 )
-from outlive.crashes import SI_KERNEL, SIGBUS, SIGSEGV, CrashRecord, Region
+from outlive.crashes import SI_KERNEL, SIGBUS, SIGSEGV, CrashRecord, Region, as_text
 from outlive.incident import Incident, Stage
 from outlive.verdicts import Confidence, Name, Verdict
 
