@@ -11,10 +11,13 @@ import contextlib
 import logging
 import os
 import resource
+import signal
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 
+import psutil
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -328,3 +331,19 @@ def test_nothing_is_served_without_the_token(dash: Server, path: str):
     answers = [dash.ask(path, knows_token=False), dash.ask(f"{path}?token=", knows_token=False)]
 
     assert [answer.status for answer in answers] == [401, 401]
+
+
+def test_connections_that_are_reset_before_they_are_accepted_leave_nothing_behind(dash: Server):
+    """They are gone when the server looks, and others may have their ports."""
+    process = psutil.Process(dash.process.pid)
+    dash.process.send_signal(signal.SIGSTOP)
+    try:
+        assert wait_until(lambda: process.status() == psutil.STATUS_STOPPED, DEADLINE_S)
+        for _ in range(200):
+            with socket.create_connection((dash.host, dash.port), DEADLINE_S) as stranger:
+                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    finally:
+        dash.process.send_signal(signal.SIGCONT)
+
+    assert dash.ask("/api/jobs").status == 200
+    assert wait_until(lambda: all(each.status == "LISTEN" for each in process.net_connections("tcp")), DEADLINE_S)

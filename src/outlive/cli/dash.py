@@ -7,7 +7,7 @@
   outlive dash --list             links of those that run
 
 Visitors need the token in the link that it prints. Programs, such as
-Prometheus, send it as «Authorization: Bearer TOKEN».
+Prometheus, send it in the header "Authorization: Bearer TOKEN".
 
 Jobs need not be started with it: it reads what they publish, and the journal. It may come late, hang or be killed;
 no job notices. From elsewhere, a tunnel is best: ssh -L 7117:localhost:7117 NODE

@@ -57,9 +57,9 @@ _LOOK_S, _REST_S = 1.0, 5.0  # between two looks whether the job lives; where th
 class _Connection(H11Protocol):
     """One that waits only for a while, and that can be cut: closing it would wait until the other side has read all.
 
-    It waits until the guard lets a request of it in, and again when that is answered. Whoever reaches the port can
-    connect and say nothing, half a request, or requests that are refused. Such a connection lasts `WAIT_S`, and goes
-    at once where too many wait and it has waited longest: it shuts out no visitor.
+    It waits until the guard lets a request of it in, and again when that is answered. Any process that reaches the port
+    can connect and say nothing, half a request, or requests that are refused. Such a connection lasts `WAIT_S`, and
+    goes at once where too many wait and it has waited longest: it shuts out no visitor.
     """
 
     open: ClassVar[dict[tuple[str, int], _Connection]] = {}  # by the other side's address; who waits longest is first
@@ -74,8 +74,7 @@ class _Connection(H11Protocol):
             waiting[0].cut()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
-        self.open.pop(self._place, None)
+        self._forget()
         super().connection_lost(exc)
 
     @classmethod
@@ -85,9 +84,8 @@ class _Connection(H11Protocol):
 
     def wait(self) -> None:
         """Nothing is let in, or no more."""
-        self._stop_waiting()
+        self._forget()
         if not self.transport.is_closing():
-            self.open.pop(self._place, None)
             self.open[self._place] = self
             self._patience = self.loop.call_later(WAIT_S, self.cut)
 
@@ -96,9 +94,13 @@ class _Connection(H11Protocol):
         self._stop_waiting()
 
     def cut(self) -> None:
-        self._stop_waiting()
-        self.open.pop(self._place, None)
+        self._forget()
         self.transport.abort()
+
+    def _forget(self) -> None:
+        self._stop_waiting()
+        if self.open.get(self._place) is self:  # it may be another's by now: ports are used again
+            del self.open[self._place]
 
     def _stop_waiting(self) -> None:
         if self._patience is not None:
