@@ -126,6 +126,29 @@ class EpochStream(inputs.Stream):
         self.epoch += 10
 
 
+class Kept:
+    """What a dataset may have in it, beside plain values."""
+
+    def __init__(self) -> None:
+        self.draw = inputs.generator()
+        self.seen: tuple[Any, ...] = ()
+
+
+class KeepingStream(EpochStream):
+    """Keeps a generator and a tuple in an object of its own, from one epoch to the next."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.kept = Kept()
+
+    def __iter__(self) -> Any:
+        kept = self.kept
+        for sample in super().__iter__():
+            drawn = torch.rand(1, generator=kept.draw)
+            kept.seen = (*kept.seen, sample["index"])[-3:]
+            yield {**sample, "drawn": drawn, "seen": len(kept.seen) if type(kept.seen) is tuple else None}
+
+
 def trainer_randomness() -> list[Any]:
     return [torch.get_rng_state(), random.getstate(), np.random.get_state()]
 
@@ -256,6 +279,10 @@ RARER: dict[str, tuple[Arguments, dict[str, Any]]] = {
     ),
     "streams of workers that persist": (
         lambda: {"dataset": EpochStream(5, 2, 7), "batch_size": 2, "persistent_workers": True},
+        {"num_workers": 3},
+    ),
+    "streams of workers that persist and keep a generator": (
+        lambda: {"dataset": KeepingStream(5, 2, 7), "batch_size": 2, "persistent_workers": True},
         {"num_workers": 3},
     ),
     "streams with a state of workers that persist": (

@@ -11,6 +11,7 @@ import json
 import logging
 import pickle
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,50 @@ def test_quarantine_and_counts_are_taken_along(tmp_path):
     assert sorted(indices_in(more)) == [i for i in range(23) if i != 4]
 
 
+@dataclass(frozen=True)
+class Key:
+    name: str
+
+
+class ByKey(torch.utils.data.Dataset):
+    """Some of its samples are named by what plain data can carry, and some are not."""
+
+    def __getitem__(self, index: Any) -> int:
+        if index != Key("good"):
+            raise ValueError("bad")
+        return 1
+
+
+NAMES: list[tuple[Any, Any]] = [  # an index, and as what it comes back
+    (3, 3),
+    ("three", "three"),
+    ((3, "three"), (3, "three")),
+    (3.5, 3.5),
+    (frozenset({3}), frozenset({3})),
+    (Key("three"), "Key(name='three')"),
+    (object(), "<object object>"),
+]
+
+
+@pytest.mark.parametrize(("index", "name"), NAMES, ids=[str(name) for _, name in NAMES])
+def test_a_quarantined_sample_is_found_by_its_index(index, name):
+    """Numbers, texts and tuples come back as they were; anything else is found by its `repr`, unless that is an
+    address, which means nothing in another process.
+    """
+    arguments: dict[str, Any] = {"dataset": ByKey(), "sampler": [Key("good"), index, Key("good")], "faults": "skip"}
+    loader = outlive.DataLoader(**arguments)
+    list(loader)
+    again = outlive.DataLoader(**arguments)
+    again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+
+    assert list(again.quarantine) == [name]
+    assert (index in again.quarantine) == (type(index) is not object)
+    assert Key("good") not in again.quarantine
+    if index in again.quarantine:
+        list(again)
+        assert list(again.quarantine) == [name]  # as bad as before, and once
+
+
 def test_a_sample_that_has_killed_once_has_one_try_less(tmp_path):
     """What was counted of a batch under way counts on: it is poison at its second death, not at its third."""
     deadly = inputs.Kills(tmp_path, {6: {1, 2, 3, 4}})
@@ -239,6 +284,19 @@ def test_nothing_is_lost_or_twice_out_of_order():
     again.load_state_dict(loader.state_dict())
 
     assert sorted(indices_in(got + list(again))) == list(range(24))
+
+
+def test_a_state_of_batches_in_any_order_goes_on_in_order():
+    """Those under way come first, and none is waited for that was delivered before."""
+    seed_trainer()
+    loader = outlive.DataLoader(inputs.Noisy(24), batch_size=2, num_workers=3, in_order=False)
+    iterator = iter(loader)
+    got = batches_of(iterator, 5)
+    for workers in (3, 2):
+        again = outlive.DataLoader(inputs.Noisy(24), batch_size=2, num_workers=workers)
+        again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+
+        assert sorted(indices_in(got + list(again))) == list(range(24))
 
 
 MISFITS: dict[str, tuple[dict[str, Any], str]] = {
@@ -353,7 +411,7 @@ def test_a_position_at_the_end_of_an_epoch_begins_the_next(tmp_path):
 def test_a_damaged_position_is_refused_and_a_full_disk_ends_nothing(tmp_path, caplog):
     """A wrong position is worse than none; none is no reason to stop."""
     path = tmp_path / "position"
-    path.write_bytes(b"outlive position 1\nxxxxrubbish")
+    path.write_bytes(b"outlive position 2\nxxxxrubbish")
 
     with pytest.raises(outlive.PositionError, match="damaged"):
         outlive.DataLoader(inputs.Noisy(), journal_position=path, journal_resume=True)

@@ -163,7 +163,8 @@ class Failure:
     type_name: str
     message: str
     traceback: str
-    pickled_type: bytes | None = field(default=None, metadata=PRIVATE)
+    # Only between processes: JSON has no pickles.
+    pickled_type: bytes | None = field(default=None, compare=False, metadata=PRIVATE)
     stage: Stage = Stage.FETCHING
     position: int = -1
     decision: Decision | None = None

@@ -121,7 +121,9 @@ def from_json(text: str | bytes) -> Incident:
 
 
 def _of_failure(failure: Failure) -> dict[str, Any]:
-    """Without type, message and traceback: they stand beside it, under the names that people look for."""
+    """Without type, message and traceback: they stand beside it, under the names that people look for. And without the
+    pickle of the type: plain data has none.
+    """
     return {
         "stage": failure.stage.name.lower(),
         "position": failure.position,
@@ -132,15 +134,13 @@ def _of_failure(failure: Failure) -> dict[str, Any]:
         "stand_in": plain(failure.stand_in),
         "place": failure.place,
         "full": _builtins(failure.full),
-        "pickled_type": failure.pickled_type.hex() if failure.pickled_type is not None else None,
     }
 
 
 def _to_failure(told: Mapping[str, Any]) -> Failure:
     more = dict(told["failure"])
-    pickled, decision = more.pop("pickled_type", None), more.pop("decision", None)
-    full = more.pop("full", None)
-    known = {f.name for f in dataclasses.fields(Failure)}
+    decision, full = more.pop("decision", None), more.pop("full", None)
+    known = {f.name for f in dataclasses.fields(Failure)} - {"pickled_type"}  # a journal of 0.1 has it
     return Failure(
         told.get("exception") or "",
         told.get("message") or "",
@@ -148,7 +148,6 @@ def _to_failure(told: Mapping[str, Any]) -> Failure:
         stage=Stage[str(more.pop("stage", "fetching")).upper()],
         culprits=tuple(more.pop("culprits", ())),
         decision=Decision(decision) if decision is not None else None,
-        pickled_type=bytes.fromhex(pickled) if pickled is not None else None,
         full=_convert(full, Full) if full is not None else None,
         **{name: value for name, value in more.items() if name in known},
     )

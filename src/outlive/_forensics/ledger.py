@@ -50,36 +50,52 @@ class Incidents(tuple[Incident, ...]):
 
 
 class Quarantine(Mapping[Any, Incident]):
-    """The samples that were left out or replaced, by index, each with its incident. Read-only."""
+    """The samples that were left out or replaced, by index, each with its incident. Read-only.
+
+    An index that a state could only carry as text is that text here, its `repr`, and is found by the index as well.
+    """
 
     def __init__(self) -> None:
         self._incidents: dict[Any, Incident] = {}
         self._deadly: set[Any] = set()
         self._foreseen: set[Any] = set()
+        self._texts: set[str] = set()  # keys that are the `repr` of an index
 
     def put(self, index: Any, incident: Incident) -> None:
-        key = key_of(index)
+        key = self._key(index)
         self._incidents[key] = incident
         if incident.kind is not IncidentKind.EXCEPTION:
             self._deadly.add(key)
 
+    def put_text(self, text: str, incident: Incident) -> None:
+        """Put a sample in whose index is only known by its `repr`."""
+        self._texts.add(text)
+        self.put(text, incident)
+
+    def _key(self, index: Any) -> Any:
+        key = key_of(index)
+        if not self._texts or type(key) in (int, str) or key in self._incidents:
+            return key
+        text = repr(key)
+        return text if text in self._texts else key
+
     def foresee(self, index: Any, incident: Incident) -> None:
         """Put a sample in that was found to be bad before this loader was made: it is not tried at all."""
-        key = key_of(index)
+        key = self._key(index)
         self._incidents[key] = incident
         self._deadly.add(key)
         self._foreseen.add(key)
 
     def exchange(self, old: Incident, new: Incident) -> None:
-        for key in map(key_of, old.indices):
+        for key in map(self._key, old.indices):
             if self._incidents.get(key) is old:
                 self._incidents[key] = new
 
     def is_deadly(self, index: Any) -> bool:
-        return key_of(index) in self._deadly
+        return self._key(index) in self._deadly
 
     def is_foreseen(self, index: Any) -> bool:
-        return key_of(index) in self._foreseen
+        return self._key(index) in self._foreseen
 
     def foreseen_in_streams(self) -> frozenset[tuple[int, int]]:
         return frozenset(key for key in self._foreseen if isinstance(key, StreamIndex))
@@ -93,7 +109,7 @@ class Quarantine(Mapping[Any, Incident]):
         return bool(self._deadly)
 
     def __getitem__(self, index: Any) -> Incident:
-        return self._incidents[key_of(index)]
+        return self._incidents[self._key(index)]
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._incidents)

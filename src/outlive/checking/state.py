@@ -2,15 +2,15 @@
 
 Reads   the file.
 Writes  the file, whole or not at all.
-Never   goes on with another dataset's, or with another choice of samples.
+Never   goes on with another dataset's, or with another choice of samples; never unpickles.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
-import pickle
+import logging
+import math
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -23,10 +23,14 @@ from outlive.checking.plan import Choice, Done, choice_of
 from outlive.checking.spread import Spread
 from outlive.errors import PositionError
 from outlive.loader import fingerprint
+from outlive.loader.epoch_state import Count
 from outlive.loader.fingerprint import Fingerprint
+from outlive.loader.plain_values import NotPlainError, from_plain, to_plain
 from outlive.loader.quarantine_file import BadSample, replace_file
 
-_FORMAT = "outlive check 1"
+log = logging.getLogger("outlive")
+
+_FORMAT = "outlive check 2"
 _BEGINNING = b'{"format": "outlive check '  # of the file, in every version
 _EVERY_S = 2.0
 _COST = 20  # times what writing costs passes before the next
@@ -60,6 +64,12 @@ class StateFile:
 
     def write(self, progress: Progress) -> None:
         begun = time.monotonic()
+        try:
+            position = to_plain(progress.position, "the stream's state")
+        except NotPlainError as error:
+            log.warning("no state of this check is written, so that it cannot be resumed: %s", error)
+            self._due = math.inf
+            return
         told: dict[str, Any] = {
             **self._heading,
             "done": progress.done.intervals,
@@ -70,10 +80,8 @@ class StateFile:
             "nanoseconds": progress.nanoseconds.to_dict(),
             "bytes": progress.bytes.to_dict(),
             "seconds": progress.seconds,
-            "position": None,
+            "position": position,
         }
-        if progress.position is not None:
-            told["position"] = base64.b64encode(pickle.dumps(progress.position, 5)).decode()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(self.path, json.dumps(told))
         now = time.monotonic()
@@ -86,28 +94,22 @@ class StateFile:
             told = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise PositionError(f"{self.path} is no state of a check ({error}); {anew}") from None
         if not isinstance(told, dict) or told.get("format") != _FORMAT:
             raise PositionError(f"{self.path} is no state of a check by this version of outlive; {anew}")
+        try:
+            choice = msgspec.convert(told["choice"], Choice)
+            before = msgspec.convert(told["fingerprint"], Fingerprint)
+            progress = _progress(told)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise PositionError(f"{self.path} is damaged ({error}); {anew}") from None
         if told["choice"] != self._heading["choice"]:
-            before = Choice(**told["choice"]).words or "all samples"
-            raise PositionError(f"{self.path} is of a check of {before}; go on with the same choice, or {anew}")
-        grave, slight = self._fingerprint.differences(Fingerprint(**told["fingerprint"]))
+            words = choice.words or "all samples"
+            raise PositionError(f"{self.path} is of a check of {words}; go on with the same choice, or {anew}")
+        grave, slight = self._fingerprint.differences(before)
         if grave or slight:
             raise PositionError(f"the dataset has changed since {self.path}: {'; '.join(grave + slight)}; {anew}")
-        progress = Progress()
-        progress.done = Done(told["done"])
-        progress.checked = told["checked"]
-        for kept, name in ((progress.bad, "bad"), (progress.shaky, "shaky")):
-            for sample in msgspec.convert(told[name], list[BadSample]):
-                kept[sample.key] = sample
-        progress.unreached = list(told["unreached"])
-        progress.nanoseconds = Spread.from_dict(told["nanoseconds"])
-        progress.bytes = Spread.from_dict(told["bytes"])
-        progress.seconds = told["seconds"]
-        if told["position"] is not None:
-            progress.position = pickle.loads(base64.b64decode(told["position"]))
         return progress
 
     def refuse_other_file(self) -> None:
@@ -128,6 +130,30 @@ class StateFile:
             return False
         with open(self.path, "rb") as file:
             return file.read(len(_BEGINNING)) == _BEGINNING
+
+
+def _progress(told: dict[str, Any]) -> Progress:
+    progress = Progress()
+    progress.done = _done(msgspec.convert(told["done"], list[tuple[Count, Count]]))
+    progress.checked = msgspec.convert(told["checked"], Count)
+    for kept, name in ((progress.bad, "bad"), (progress.shaky, "shaky")):
+        for sample in msgspec.convert(told[name], list[BadSample]):
+            sample.to_incident("")  # its words are ours, or it raises
+            kept[sample.key] = sample
+    progress.unreached = msgspec.convert(told["unreached"], list[str])
+    progress.nanoseconds = Spread.from_dict(told["nanoseconds"])
+    progress.bytes = Spread.from_dict(told["bytes"])
+    progress.seconds = msgspec.convert(told["seconds"], float)
+    position = from_plain(told["position"])
+    progress.position = msgspec.convert(position, dict[str, Any] | None)
+    return progress
+
+
+def _done(intervals: list[tuple[int, int]]) -> Done:
+    edges = [edge for interval in intervals for edge in interval]
+    if edges != sorted(edges):
+        raise ValueError("what is done is told out of order")
+    return Done(intervals)
 
 
 def path_for(dataset: Any, sample: Any, shard: Any, seed: int) -> Path:

@@ -58,6 +58,7 @@ class Stand:
     dataset: bytes | None = None
     steps: tuple[tuple[int, frozenset[int]], ...] = ()
     iterations: int = 0
+    epochs: int = 0  # that began before this one, also those before `dataset` was kept
 
 
 @dataclass
@@ -71,6 +72,7 @@ class Memory:
     dataset: bytes | None = None
     steps: tuple[tuple[int, frozenset[int]], ...] = ()
     iterations: int = 0  # epochs that began since `dataset` was kept
+    epochs: int = 0
     begun: Stand = Stand()  # where it stood when this epoch began here
     places: dict[int, bytes] = field(default_factory=dict)  # by batch, of the last that arrived
     random_states: dict[int, bytes] = field(default_factory=dict)  # by batch, where no living worker's box has them
@@ -95,6 +97,7 @@ class Memory:
         self.begun = stand
         self.random_at_start, self.random_now, self.place = stand.random_at_start, stand.random_now, stand.place
         self.dataset, self.steps, self.iterations = stand.dataset, stand.steps, stand.iterations
+        self.epochs = stand.epochs
 
     def begin_epoch(self, place: bytes | None, dataset: bytes | None) -> None:
         """`place`, `dataset`: what this epoch begins with, where the end of the one before it told."""
@@ -104,6 +107,7 @@ class Memory:
         self.random_now = self.last_seq = None
         self.place = place
         self.steps = ()
+        self.epochs += 1
         if place is None and dataset is None:
             self.iterations += 1
         else:
@@ -120,7 +124,7 @@ class Memory:
         place = max((pair for pair in self.places.items() if pair[0] <= batch), default=(0, self.begun.place))[1]
         stepped = batch >= 0 and (self.last_seq is None or self.last_seq <= batch)
         steps = self.steps if stepped else self.begun.steps if place is self.begun.place else ()
-        return Stand(self.random_at_start, random_now, place, self.dataset, steps, self.iterations)
+        return Stand(self.random_at_start, random_now, place, self.dataset, steps, self.iterations, self.epochs)
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """Keep a dataset's own state from one epoch to the next, for a worker that takes over between the two.
 
-Reads:   the dataset of a worker.
-Writes:  a pickle of its plain values.
+Reads:   the dataset of a worker; in the trainer, what a worker has kept of it.
+Writes:  a pickle of its values, which only goes from process to process; for a state, its changed attributes as plain
+         data.
 Never:   carries large arrays and tensors: those are named by number, and taken to be what they were at first.
 
 Which array has which number follows from the dataset as every worker of a loader gets it, before its first
@@ -12,10 +13,16 @@ cannot be kept, nor can an object with its own way of being pickled: a worker's 
 from __future__ import annotations
 
 import io
+import json
 import pickle
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 from outlive.engines import payload
+from outlive.loader import generator_states
+from outlive.loader.plain_values import NotPlainError, from_plain, is_replaceable, to_plain
+
+Attributes: TypeAlias = list[list[Any]]  # paths of names, each with a value as plain data or a generator's state
 
 _LARGE_BYTES = 1 << 20
 
@@ -55,7 +62,8 @@ class _Keeping(pickle.Pickler):
         return NotImplemented
 
     def persistent_id(self, obj: Any) -> int | None:
-        if getattr(type(obj), "nbytes", None) is None or obj.nbytes <= _LARGE_BYTES:
+        size = getattr(type(obj), "nbytes", None)
+        if size is None or callable(size) or obj.nbytes <= _LARGE_BYTES:  # callable: a storage, whose tensor was asked
             return None
         return self._number(obj)
 
@@ -91,3 +99,61 @@ def _dumped(kind: type[_Keeping], dataset: Any, known: list[Any], numbers: dict[
     pickler.known, pickler.numbers = known, numbers
     pickler.dump(dataset)
     return file.getvalue()
+
+
+# ---------------------------------------------------------------- in a state
+
+
+def changed_attributes(dataset: Any, kept: bytes) -> Attributes | None:
+    """Return what differs in a dataset that a worker has kept from the trainer's. None: plain data cannot say it."""
+    try:
+        keeper = DatasetKeeper(dataset)
+        here, there = keeper.restore(keeper.keep(dataset)), keeper.restore(kept)  # both went through a pickle
+        return list(_differences(here, there, [], keeper))
+    except Exception:  # it, or what is in it, cannot be pickled here, or is no longer what it was
+        return None
+
+
+def with_attributes(dataset: Any, attributes: Attributes) -> bytes:
+    """Return what a worker restores: the trainer's dataset, with attributes that were told of another one. Raise an
+    exception where they do not fit it.
+    """
+    keeper = DatasetKeeper(dataset)
+    copy = keeper.restore(keeper.keep(dataset))
+    for (*path, name), told in attributes:
+        owner, ours = copy, dataset
+        for step in path:
+            owner, ours = vars(owner)[step], vars(ours)[step]
+        if owner is ours or not is_replaceable(owner, name):  # a class, a function: all of the program has those
+            raise ValueError(f"{'.'.join([*path, name])} is nothing that a state may set")
+        if isinstance(told, dict) and "!generator" in told:
+            generator_states.put(vars(owner)[name], told["!generator"])
+        else:
+            vars(owner)[name] = from_plain(told)
+    return keeper.keep(copy)
+
+
+def _differences(here: Any, there: Any, path: list[str], keeper: DatasetKeeper) -> Iterator[list[Any]]:
+    before, now = vars(here), vars(there)
+    if type(here) is not type(there) or before.keys() - now.keys():
+        raise NotPlainError(f"{path} is of another type, or has lost an attribute")
+    for name, value in now.items():
+        known = before.get(name)
+        if name in before and (value is known or _is_same(known, value, keeper)):
+            continue
+        if generator_states.is_generator(value) and type(known) is type(value):
+            yield [[*path, name], {"!generator": generator_states.get(value)}]
+            continue
+        try:
+            yield [[*path, name], to_plain(value)]
+        except NotPlainError:
+            if name not in before:
+                raise
+            yield from _differences(known, value, [*path, name], keeper)
+
+
+def _is_same(known: Any, value: Any, keeper: DatasetKeeper) -> bool:
+    try:
+        return json.dumps(to_plain(known)) == json.dumps(to_plain(value))
+    except NotPlainError:
+        return keeper.keep(known) == keeper.keep(value)

@@ -31,7 +31,9 @@ from torch.utils.data import (
 
 from outlive import errors
 from outlive.loader.jobs import is_stateful
+from outlive.loader.plain_values import is_replaceable
 
+_COUNTERS = (bool, int, float, str, type(None))
 _OF_TORCH = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 
 
@@ -137,11 +139,23 @@ def counters_of(loader: Any) -> dict[str, Any]:
         if type(sampler) in (*_OF_TORCH, BatchSampler) or is_stateful(sampler):
             continue
         for name, value in _attributes_of(sampler):
-            if type(value) in (bool, int, float, str, type(None)) and not (
+            if type(value) in _COUNTERS and not (
                 name == "epoch" and hasattr(sampler, "set_epoch")  # which the trainer says
             ):
                 found[f"{path}.{name}"] = value
     return found
+
+
+def check_counters(loader: Any, told: dict[str, Any]) -> None:
+    """Raise `ValueError` where `set_counters` would replace what is no plain value."""
+    samplers = dict(_samplers_of(loader))
+    for name in told:
+        path, _, attribute = name.rpartition(".")
+        if path not in samplers:
+            continue
+        known = dict(_attributes_of(samplers[path])).get(attribute)
+        if type(known) not in _COUNTERS or not is_replaceable(samplers[path], attribute):
+            raise ValueError(f"{name} is nothing that a state may set")
 
 
 def set_counters(loader: Any, told: dict[str, Any]) -> None:

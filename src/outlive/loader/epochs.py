@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset
 
+from outlive.loader.plain_values import NotPlainError, from_plain, to_plain
+
 log = logging.getLogger("outlive")
 
 _METHOD = "set_epoch"
@@ -31,6 +33,36 @@ class Call(NamedTuple):
     path: tuple[Any, ...]  # attributes, positions and keys that lead from the dataset to the object
     args: tuple[Any, ...]
     named: dict[str, Any]
+
+
+def to_plain_calls(calls: tuple[Call, ...]) -> list[Any]:
+    """What a state has of calls: those whose arguments are plain data."""
+    told = []
+    for call in calls:
+        try:
+            told.append([to_plain(list(call.path)), to_plain(list(call.args)), to_plain(call.named)])
+        except NotPlainError as error:
+            _complain_once(f"a call of set_epoch is left out of the loader's state: {error}")
+    return told
+
+
+def from_plain_calls(told: Any) -> tuple[Call, ...]:
+    return tuple(
+        Call(tuple(from_plain(path)), tuple(from_plain(args)), from_plain(named)) for path, args, named in told
+    )
+
+
+def check_calls(calls: tuple[Call, ...], dataset: Any) -> None:
+    """Raise `ValueError` where a call leads to nothing in the dataset that has the method."""
+    known = [path for path, _ in _targets(dataset)] if calls else []
+    for call in calls:
+        if call.path not in known or not isinstance(call.named, dict):
+            raise ValueError(f"the dataset has no set_epoch at {call.path!r}")
+
+
+@functools.cache
+def _complain_once(words: str) -> None:
+    log.warning("%s", words)
 
 
 class Note(NamedTuple):

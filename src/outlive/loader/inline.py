@@ -219,11 +219,12 @@ class InlineIterator(Unprofiled):
         if isinstance(seen, here.Seen):
             seen.door, self._runner.listener = self._door, seen.saw
         self._is_told = False
-        if told is not None and "place" in told:
-            engine.place = position.to_bytes(told["place"])
+        if told is not None and "stream" in told:
+            engine.place = position.to_place(told["stream"], self._dataset)
         if stream:
+            dataset = self._dataset
             self._passage.tell = lambda finished: (
-                {} if finished or engine.place is None else {"place": position.to_text(engine.place)}
+                {} if finished or engine.place is None else {"stream": position.of_place(engine.place, dataset)}
             )
         self._runner.begin()
         self._seq = self._passage.taken

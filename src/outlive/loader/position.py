@@ -10,10 +10,10 @@ whoever does not use NumPy's does not carry it; torch's is told as the 32-bit wo
 
 from __future__ import annotations
 
-import base64
 import functools
-import pickle
+import operator
 import random
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,94 +22,21 @@ from typing import Any
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from outlive import errors
-from outlive._forensics.ledger import COUNTS, Ledger, StreamIndex
+from outlive._forensics.ledger import COUNTS, Ledger, Quarantine, StreamIndex
+from outlive._transport import wire
 from outlive._worker import randomness
 from outlive.engines.workers import Stand
 from outlive.evidence import NO_EVIDENCE
 from outlive.incident import Incident
+from outlive.loader import generator_states
+from outlive.loader.dataset_keeper import changed_attributes, with_attributes
+from outlive.loader.plain_values import NotPlainError, from_plain, to_bytes, to_plain, to_text
+from outlive.loader.streams import Base, Place, Run
 
-FORMAT = 1
+FORMAT = 2
 _GENERATORS = ("torch", "random", "numpy")
-_WORDS = slice(24, 24 + 8 * 624)  # where a CPU generator of torch's has its words, each in 64 bits
-_CPU_STATE = 5056
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # means nothing in another process: such a repr must match nothing there
 _LONGEST_TEXT = 2000  # of a traceback or a stack in a quarantined sample's incident
-
-
-# ---------------------------------------------------------------- bytes
-
-
-def to_text(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
-
-
-def to_bytes(text: str) -> bytes:
-    return base64.b64decode(text)
-
-
-def _dense(state: bytes) -> bytes:
-    """A torch generator's state, at half its size where it is the one we know."""
-    if len(state) == _CPU_STATE:
-        words = memoryview(state)[_WORDS].cast("I")
-        if not any(words[1::2].tobytes()):
-            return b"w" + state[: _WORDS.start] + words[::2].tobytes() + state[_WORDS.stop :]
-    return b"r" + state
-
-
-def _whole(dense: bytes) -> bytes:
-    if dense[:1] == b"r":
-        return dense[1:]
-    start, size = 1 + _WORDS.start, 4 * 624
-    wide = bytearray(8 * 624)
-    memoryview(wide).cast("I")[::2] = memoryview(dense[start : start + size]).cast("I")
-    return dense[1:start] + bytes(wide) + dense[start + size :]
-
-
-def of_generator(generator: Any) -> Any:
-    """The state of a random generator of torch, Python or NumPy."""
-    if isinstance(generator, torch.Generator):
-        return to_text(_dense(generator.get_state().numpy().tobytes()))
-    if isinstance(generator, random.Random):
-        version, internal, gauss = generator.getstate()
-        return {"python": [version, list(internal), gauss]}
-    if hasattr(generator, "bit_generator"):
-        return {"numpy": _without_arrays(generator.bit_generator.state)}
-    return {"numpy": _without_arrays(generator.get_state(legacy=False))}
-
-
-def set_generator(generator: Any, told: Any) -> None:
-    """Set a random generator to a state. One that is of another kind by now keeps its own."""
-    if isinstance(generator, torch.Generator):
-        if isinstance(told, str):
-            generator.set_state(torch.frombuffer(bytearray(_whole(to_bytes(told))), dtype=torch.uint8))
-    elif isinstance(generator, random.Random):
-        if "python" in told:
-            version, internal, gauss = told["python"]
-            generator.setstate((version, tuple(internal), gauss))
-    elif "numpy" in told:
-        state = _with_arrays(told["numpy"])
-        if hasattr(generator, "bit_generator"):
-            generator.bit_generator.state = state
-        else:
-            generator.set_state(state)
-
-
-def _without_arrays(state: Any) -> Any:
-    if isinstance(state, Mapping):
-        return {key: _without_arrays(value) for key, value in state.items()}
-    if hasattr(state, "dtype"):
-        return {"array": state.tolist(), "dtype": str(state.dtype)} if state.ndim else state.item()
-    return state
-
-
-def _with_arrays(state: Any) -> Any:
-    import numpy
-
-    if not isinstance(state, Mapping):
-        return state
-    if "array" in state:
-        return numpy.array(state["array"], dtype=state["dtype"])
-    return {key: _with_arrays(value) for key, value in state.items()}
 
 
 # ---------------------------------------------------------------- random states
@@ -123,7 +50,7 @@ def of_random(state: bytes, known: Parts | None = None) -> dict[str, str]:
     told = {}
     for place, (name, part) in enumerate(zip(_GENERATORS, parts, strict=True)):
         if known is None or part != known[place]:
-            told[name] = to_text(_dense(part) if name == "torch" and part else part)
+            told[name] = to_text(generator_states.dense(part) if name == "torch" and part else part)
     return told
 
 
@@ -132,8 +59,12 @@ def to_random(told: Mapping[str, str], known: Parts | None = None) -> bytes:
     for place, name in enumerate(_GENERATORS):
         if name in told:
             part = to_bytes(told[name])
-            parts[place] = _whole(part) if name == "torch" and part else part
-    return randomness.joined((parts[0], parts[1], parts[2]))
+            parts[place] = generator_states.whole(part) if name == "torch" and part else part
+    if known is None and not (parts[0] and parts[1]):
+        raise ValueError("the state of a random generator is missing")
+    checked = parts[0], parts[1], parts[2]
+    randomness.check_parts(checked)
+    return randomness.joined(checked)
 
 
 @functools.lru_cache(maxsize=256)
@@ -156,34 +87,98 @@ def seeded(base_seed: int, slot: int) -> Parts:
 # ---------------------------------------------------------------- slots
 
 
-def of_stand(stand: Stand, base_seed: int, slot: int) -> dict[str, Any]:
+def of_stand(stand: Stand, base_seed: int, slot: int, dataset: Any, stream: bool) -> dict[str, Any]:
+    """`dataset`: as the trainer has it for its workers."""
     known = seeded(base_seed, slot)
     told: dict[str, Any] = {}
     if stand.random_at_start is not None:
         told["random_at_start"] = of_random(stand.random_at_start, known)
     if stand.random_now is not None:
         told["random"] = of_random(stand.random_now, known)
-    if stand.place is not None:
-        told["place"] = to_text(stand.place)
+    if stand.place is not None and stream:
+        told["stream"] = of_place(stand.place, dataset, known)
+    elif stand.place is not None:
+        told["dataset_state"] = wire.load(stand.place)
+    iterations = stand.iterations
     if stand.dataset is not None:
-        told["dataset"] = to_text(stand.dataset)
+        attributes = changed_attributes(dataset, stand.dataset)
+        if attributes is not None:
+            told["attributes"] = attributes
+        else:
+            iterations = stand.epochs  # from the beginning, then
     if stand.steps:
         told["steps"] = [[count, sorted(killers)] for count, killers in stand.steps]
-    if stand.iterations:
-        told["iterations"] = stand.iterations
+    if iterations:
+        told["iterations"] = iterations
+    if stand.epochs:
+        told["epochs"] = stand.epochs
     return told
 
 
-def to_stand(told: Mapping[str, Any], base_seed: int, slot: int) -> Stand:
+def to_stand(told: Mapping[str, Any], base_seed: int, slot: int, dataset: Any) -> Stand:
     known = seeded(base_seed, slot)
     at_start, now = told.get("random_at_start"), told.get("random")
+    place = None
+    if "stream" in told:
+        place = to_place(told["stream"], dataset, known)
+    elif "dataset_state" in told:
+        place = wire.dump(told["dataset_state"])
     return Stand(
         None if at_start is None else to_random(at_start, known),
         None if now is None else to_random(now, known),
-        to_bytes(told["place"]) if "place" in told else None,
-        to_bytes(told["dataset"]) if "dataset" in told else None,
+        place,
+        with_attributes(dataset, told["attributes"]) if "attributes" in told else None,
         tuple((count, frozenset(killers)) for count, killers in told.get("steps", ())),
         told.get("iterations", 0),
+        told.get("epochs", 0),
+    )
+
+
+def of_place(place: bytes, dataset: Any, known: Parts | None = None) -> dict[str, Any]:
+    """Where a stream stands, as plain data; what its dataset and its iterator say of themselves, as they said it."""
+    at = Place(*wire.load(place))
+    base = Base(*at.base)
+    told: dict[str, Any] = {
+        "taken": at.taken,
+        "skipped": list(at.stepped_over),
+        "snapshot_taken": base.taken,
+        "runs": [
+            [size, times, None if state is None else of_random(state, known)] for size, times, state in at.batches
+        ],
+        "collate_draws": at.collate_draws,
+        "ended": at.ended,
+        "can_skip": at.can_skip,
+    }
+    if base.snapshot is not None:
+        told["snapshot"] = wire.load(base.snapshot)
+    if base.random is not None:
+        told["snapshot_random"] = of_random(base.random, known)
+    if at.dataset and (attributes := changed_attributes(dataset, at.dataset)) is not None:
+        told["attributes"] = attributes
+    return told
+
+
+def to_place(told: Mapping[str, Any], dataset: Any, known: Parts | None = None) -> bytes:
+    random_there = told.get("snapshot_random")
+    base = Base(
+        told["snapshot_taken"],
+        wire.dump(told["snapshot"]) if "snapshot" in told else None,
+        None if random_there is None else to_random(random_there, known),
+    )
+    runs = ((size, times, None if state is None else to_random(state, known)) for size, times, state in told["runs"])
+    return wire.dump(
+        tuple(
+            Place(
+                told["taken"],
+                tuple(told["skipped"]),
+                base,
+                tuple(Run(*run) for run in runs),
+                told["collate_draws"],
+                with_attributes(dataset, told["attributes"]) if "attributes" in told else b"",
+                told["ended"],
+                told["can_skip"],
+            )
+        )
     )
 
 
@@ -217,7 +212,7 @@ def restore_ledger(ledger: Ledger, told: Mapping[str, Any]) -> None:
         setattr(ledger, name, told.get(name, 0))
     ledger.earlier = max(0, told["incidents"] - len(ledger.incidents))
     for sample in told["quarantine"]:
-        ledger.quarantine.put(_to_index(sample["sample"]), Incident.from_dict(sample["incident"]))
+        _put(ledger.quarantine, sample["sample"], Incident.from_dict(sample["incident"]))
 
 
 def _slim(incident: Incident) -> Incident:
@@ -232,18 +227,24 @@ def _of_index(key: Any) -> Any:
         return {"worker": key.worker, "ordinal": key.ordinal}
     if type(key) in (int, str):
         return key
-    return {"pickled": to_text(pickle.dumps(key))}
+    try:
+        return {"value": to_plain(key)}
+    except NotPlainError:
+        return {"repr": _ADDRESS.sub("", repr(key))}
 
 
-def _to_index(told: Any) -> Any:
-    if not isinstance(told, Mapping):
-        return told
-    if "pickled" in told:
-        return pickle.loads(to_bytes(told["pickled"]))
-    return StreamIndex(told["worker"], told["ordinal"])
+def _put(quarantine: Quarantine, told: Any, incident: Incident) -> None:
+    if type(told) in (int, str):
+        quarantine.put(told, incident)
+    elif "repr" in told:
+        quarantine.put_text(str(told["repr"]), incident)
+    elif "value" in told:
+        quarantine.put(from_plain(told["value"]), incident)
+    else:
+        quarantine.put(StreamIndex(operator.index(told["worker"]), operator.index(told["ordinal"])), incident)
 
 
-# ---------------------------------------------------------------- does it fit?
+# ---------------------------------------------------------------- the loader
 
 
 def heading(loader: Any) -> dict[str, Any]:
@@ -262,34 +263,3 @@ def heading(loader: Any) -> dict[str, Any]:
         "length": length,
         "num_workers": "auto" if loader._sizing is not None else int(loader.num_workers),
     }
-
-
-_WORDS_FOR = {
-    "kind": ("the dataset is {here}, the state is of one that is {there}", "load it with the dataset it was taken of"),
-    "batch_size": ("batch_size is {here}, in the state it is {there}", "batches would be cut elsewhere; set {there}"),
-    "length": ("the dataset has {here} samples, in the state it has {there}", "indices would mean other samples"),
-}
-
-
-def check(state: Any, loader: Any) -> None:
-    """Raise an error that says what differs, with both values, where a position cannot be taken up."""
-    if not isinstance(state, Mapping) or "outlive" not in state:
-        raise errors.PositionError(
-            "this is no state of outlive.DataLoader: it lacks the key 'outlive'; "
-            "pass what state_dict() returned (torchdata's states have another form)"
-        )
-    if state["outlive"] != FORMAT:
-        raise errors.PositionError(
-            f"the state has format {state['outlive']}, this version of outlive reads {FORMAT}; "
-            "load it with the version that wrote it"
-        )
-    here = heading(loader)
-    for name, (said, advice) in _WORDS_FOR.items():
-        if here[name] != state[name]:
-            words = {"here": here[name], "there": state[name]}
-            raise errors.PositionError(f"{said.format(**words)}: {advice.format(**words)}")
-    if state["kind"] == "iterable" and "begun" in state and here["num_workers"] != state["num_workers"]:
-        raise errors.PositionError(
-            f"num_workers is {here['num_workers']}, in the state it is {state['num_workers']}: the streams of an "
-            f"IterableDataset belong to their workers; set num_workers={state['num_workers']} until this epoch is over"
-        )

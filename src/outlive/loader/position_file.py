@@ -2,7 +2,8 @@
 
 Reads   the file.
 Writes  the file, whole or not at all.
-Never   leaves a half-written position, whenever the trainer is killed.
+Never   leaves a half-written position, whenever the trainer is killed; never unpickles what it reads: a line of JSON
+        for each position, after a mark and a checksum.
 
 The last three positions are in it. A trainer has its own checkpoint, and may be killed between the two: whichever of
 them its checkpoint belongs to is there, if it is written as often as the positions are.
@@ -10,17 +11,18 @@ them its checkpoint belongs to is there, if it is written as often as the positi
 
 from __future__ import annotations
 
+import json
 import os
-import pickle
 import zlib
 from pathlib import Path
 from typing import Any
 
 from outlive import errors
 from outlive._system import safe_files
+from outlive.loader.plain_values import from_plain, to_plain
 
 KEPT = 3
-_MAGIC = b"outlive position 1\n"
+_MAGIC = b"outlive position 2\n"
 _SUM_BYTES = 4
 
 
@@ -28,7 +30,7 @@ class PositionFile:
     def __init__(self, path: str | os.PathLike[str], every: int) -> None:
         self.path = Path(path)
         self._every = every
-        self._kept: list[tuple[int, int, bytes]] | None = None  # batches, epoch, the pickled state; the newest last
+        self._kept: list[tuple[int, int, bytes]] | None = None  # batches, epoch, its line; the newest last
 
     def is_due(self, batches: int) -> bool:
         return batches % self._every == 0
@@ -38,8 +40,9 @@ class PositionFile:
         if self._kept is None:
             self._kept = self._read()
         others = [kept for kept in self._kept if kept[0] < batches or (kept[0] == batches and kept[1] < epoch)]
-        kept = [*others[1 - KEPT :], (batches, epoch, pickle.dumps(state, 5))]
-        self._replace(pickle.dumps(kept, 5))
+        line = json.dumps([batches, epoch, to_plain(state, "state_dict()")]).encode("ascii")
+        kept = [*others[1 - KEPT :], (batches, epoch, line)]
+        self._replace(b"\n".join(line for _, _, line in kept))
         self._kept = kept
 
     def _replace(self, body: bytes) -> None:
@@ -62,10 +65,12 @@ class PositionFile:
                 f"journal_every, now {self._every}, and each before the next position is due"
             )
         self._kept = kept[: kept.index(fitting[-1]) + 1]  # what came after it will come again
-        state: dict[str, Any] = pickle.loads(fitting[-1][2])
+        state: dict[str, Any] = self._decode(fitting[-1][2])[2]
         return state
 
     def _read(self) -> list[tuple[int, int, bytes]]:
+        if self.path.exists() and not self.path.is_file():
+            raise self._unreadable()  # a pipe would have us wait
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
@@ -73,9 +78,21 @@ class PositionFile:
         head = len(_MAGIC) + _SUM_BYTES
         body = data[head:]
         if not data.startswith(_MAGIC) or zlib.crc32(body).to_bytes(_SUM_BYTES, "little") != data[len(_MAGIC) : head]:
-            raise errors.PositionError(
-                f"{self.path} is no position file of outlive's, or it is damaged; "
-                "give journal_position another path, or remove the file to begin from the start"
-            )
-        kept: list[tuple[int, int, bytes]] = pickle.loads(body)
-        return kept
+            raise self._unreadable()
+        return [(*self._decode(line)[:2], line) for line in body.split(b"\n")]
+
+    def _decode(self, line: bytes) -> tuple[int, int, Any]:
+        try:
+            batches, epoch, told = json.loads(line)
+            state = from_plain(told)
+            if type(batches) is int and type(epoch) is int and state["batches"] == batches:
+                return batches, epoch, state
+        except (ValueError, TypeError, KeyError, RecursionError):
+            pass  # said below
+        raise self._unreadable()
+
+    def _unreadable(self) -> errors.PositionError:
+        return errors.PositionError(
+            f"{self.path} is no position file of this version of outlive's, or it is damaged; "
+            "give journal_position another path, or remove the file to begin from the start"
+        )

@@ -16,7 +16,6 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
-import pickle
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from typing import Any, NamedTuple
 
 from outlive._worker.randomness import Randomness
 from outlive.engines.workers import Stand
-from outlive.loader import drawing, epochs, position
+from outlive.loader import drawing, epoch_state, epochs, generator_states, position
 from outlive.loader.streams import next_epoch
 
 log = logging.getLogger("outlive")
@@ -181,7 +180,7 @@ class Bookmark:
         return {**begun.told(), **now}
 
     def _generators(self) -> dict[str, Any]:
-        return {name: position.of_generator(g) for name, g in drawing.generators_of(self.parts).items()}
+        return {name: generator_states.get(g) for name, g in drawing.generators_of(self.parts).items()}
 
     def _changed_counters(self) -> dict[str, Any]:
         """Those that are not as they were when the loader was made: the rest is how the user has made the sampler."""
@@ -194,7 +193,7 @@ class Bookmark:
     def load(self, loader: Any, state: dict[str, Any]) -> None:
         if not state:
             return  # as torchdata has it
-        position.check(state, loader)
+        epoch_state.check(state, loader)
         self.pending = copy.deepcopy(dict(state))
         self.ledger.epoch = state["epoch"] - 1
         position.restore_ledger(self.ledger, state["ledger"])
@@ -234,7 +233,7 @@ class Bookmark:
         generators = drawing.generators_of(self.parts)
         for name, state in told.items():
             if name in generators:
-                position.set_generator(generators[name], state)
+                generator_states.put(generators[name], state)
         drawing.set_counters(self.parts, counters)
 
 
@@ -295,6 +294,7 @@ def position_of(iterator: Any, given: bool) -> dict[str, Any]:
     return {
         **bookmark.middle(iterator._track.begun),
         **_of_fleet(iterator, stands),
+        "in_order": iterator._in_order,
         "received": received,
         "sent": iterator._send_idx,
         "next_slot": iterator._track.next_slot,
@@ -317,15 +317,15 @@ def position_of(iterator: Any, given: bool) -> dict[str, Any]:
 
 
 def _of_fleet(iterator: Any, stands: list[Stand]) -> dict[str, Any]:
-    base_seed = int(iterator._base_seed)
+    base_seed, dataset = int(iterator._base_seed), iterator._engine.job.settings.dataset
     note = iterator._engine.epoch_note or epochs.Note(iterator._job_seed)
     return {
         "base_seed": base_seed,
         "shared_seed": note.shared_seed,
-        "calls": position.to_text(pickle.dumps(note.calls)) if note.calls else None,
+        "calls": epochs.to_plain_calls(note.calls),
         "fleet_epoch": iterator._engine.epoch,
         "by_batch": iterator._seeds_by_batch,
-        "slots": [position.of_stand(stand, base_seed, slot) for slot, stand in enumerate(stands)],
+        "slots": [position.of_stand(stand, base_seed, n, dataset, iterator._stream) for n, stand in enumerate(stands)],
     }
 
 
@@ -347,8 +347,8 @@ def _next_epoch(stand: Stand, stream: bool) -> Stand:
         return Stand(at_start, None, stand.place)
     place, dataset = next_epoch(stand.place)
     if place is None and dataset is None:
-        return Stand(at_start, None, None, stand.dataset, (), stand.iterations + 1)
-    return Stand(at_start, None, place, dataset)
+        return Stand(at_start, None, None, stand.dataset, (), stand.iterations + 1, stand.epochs + 1)
+    return Stand(at_start, None, place, dataset, epochs=stand.epochs + 1)
 
 
 def fleet_of(state: dict[str, Any] | None, loader: Any) -> dict[str, Any] | None:
@@ -365,7 +365,7 @@ def fleet_of(state: dict[str, Any] | None, loader: Any) -> dict[str, Any] | None
                 "fleet_epoch": 0,
                 "slots": [],
                 "shared_seed": None,
-                "calls": None,
+                "calls": [],
             }
         return None
     if state["num_workers"] == position.heading(loader)["num_workers"] or fleet["by_batch"]:
@@ -375,14 +375,18 @@ def fleet_of(state: dict[str, Any] | None, loader: Any) -> dict[str, Any] | None
 
 def set_out(engine: Any, fleet: dict[str, Any], dataset: Any) -> None:
     """Before workers are started."""
-    base_seed = fleet["base_seed"]
-    stands = {slot: position.to_stand(told, base_seed, slot) for slot, told in enumerate(fleet["slots"])}
+    base_seed, ours = fleet["base_seed"], engine.job.settings.dataset
+    stands = {slot: position.to_stand(told, base_seed, slot, ours) for slot, told in enumerate(fleet["slots"])}
     in_the_middle = "received" in fleet
     if not in_the_middle and epochs.is_settable(dataset):
         # The trainer tells its dataset which epoch comes; one that was kept would not know.
         stands = {slot: replace(stand, dataset=None, iterations=0) for slot, stand in stands.items()}
-    calls = pickle.loads(position.to_bytes(fleet["calls"])) if in_the_middle and fleet["calls"] else ()
+    calls = epochs.from_plain_calls(fleet["calls"]) if in_the_middle else ()
     engine.set_out(fleet["fleet_epoch"], epochs.Note(fleet["shared_seed"], calls), stands)
+
+
+def _renumbered(told: dict[str, Any], numbers: dict[int, int]) -> dict[str, Any]:
+    return {**told, "deaths": [[numbers[seq], *rest] for seq, *rest in told["deaths"]]}
 
 
 def go_on(iterator: Any, state: dict[str, Any]) -> None:
@@ -401,7 +405,13 @@ def go_on(iterator: Any, state: dict[str, Any]) -> None:
     indices = told.get("indices")
     received = told["received"] if "received" in told else told["taken"]
     seqs = told.get("seqs", [received + n for n in range(len(indices or ()))])
-    iterator._rcvd_idx, iterator._send_idx = received, told.get("sent", received + len(seqs))
+    sent = told.get("sent", received + len(seqs))
+    if iterator._in_order and not told.get("in_order", True):
+        # Batches came as they were ready: those under way have the last numbers here, so that none is missing between.
+        received = sent - len(seqs)
+        renumbered = dict(zip(seqs, range(received, sent), strict=True))
+        seqs, told = list(renumbered.values()), _renumbered(told, renumbered)
+    iterator._rcvd_idx, iterator._send_idx = received, sent
     iterator._track.drawn = told["sampler"]["drawn"]
     iterator._track.exhausted = told["sampler"]["exhausted"]
     iterator._agreement.owed = told.get("lacking", 0)

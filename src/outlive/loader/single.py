@@ -10,7 +10,6 @@ and `iter()` sets them so: who restores his own random state of that moment find
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections import Counter
 from collections.abc import Callable
@@ -124,8 +123,12 @@ class SingleIterator(Unprofiled):
                 fetcher.ended = told["stream_ended"]
             else:
                 for _ in range(self._passage.taken):
-                    with contextlib.suppress(Exception):  # it failed the first time, too
+                    try:
                         fetcher.fetch(next(self._passage.iterator))
+                    except StopIteration:
+                        break
+                    except Exception:
+                        pass  # it failed the first time, too
         self._starts_over = told is None and bool(dataset)
         self._passage.tell = _teller(loader.dataset, fetcher, stream)
         one_by_one = stream is not None or not getattr(loader.dataset, "__getitems__", None)

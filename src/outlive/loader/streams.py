@@ -124,11 +124,19 @@ class StreamJob(LoaderJob):
         if self._foreseen and not self.can_skip:
             log.warning("worker %d: %s", self.slot, _CANNOT_SKIP)
             self._foreseen.clear()
+        if self._stepped_over and not self.can_skip:
+            from outlive.errors import PositionError
+
+            raise PositionError(
+                f"worker {self.slot} is to step over samples of its stream: its iterator has no skip(n)"
+            )
         self._taken = base.taken
         if base.random is not None and place.taken > base.taken:
             self.desk.randomness.set(base.random)
         for run in self._batches:
             for _ in range(run.times):
+                if self._ended:
+                    break
                 self._forward(run.size, collate=run.random_after is None)
             if run.random_after is not None:
                 self.desk.randomness.set(run.random_after)
