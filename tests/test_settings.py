@@ -11,7 +11,9 @@ import dataclasses
 import math
 import pickle
 
+import numpy as np
 import pytest
+import torch
 
 import outlive
 from outlive.incident import Decision
@@ -35,6 +37,7 @@ REFUSED = [
     ),
     ({"retry_on": (int,)}, TypeError, "retry_on takes exception types such as OSError, got <class 'int'>"),
     ({"backoff_s": -0.1}, ValueError, "backoff_s must be at least 0, got -0.1"),
+    ({"backoff_s": math.inf}, ValueError, "backoff_s must be at most 2e+06, got inf"),
     ({"backoff_s": "1"}, TypeError, "backoff_s must be a number, got '1'"),
     ({"backoff_max_s": -1}, ValueError, "backoff_max_s must be at least 0, got -1"),
     ({"jitter": -0.5}, ValueError, "jitter must be at least 0, got -0.5"),
@@ -52,6 +55,7 @@ REFUSED = [
     ({"hang_wait_max_s": -1}, ValueError, "hang_wait_max_s must be at least 0.01, got -1"),
     ({"hang_busy_s": "auto"}, TypeError, "hang_busy_s must be a number, got 'auto'"),
     ({"max_restarts": -1}, ValueError, "max_restarts must be at least 0, got -1"),
+    ({"max_restarts": 10**5000}, ValueError, "max_restarts must be less than 2**62, got a number of 16610 bits"),
     ({"max_restarts": 2.0}, TypeError, "max_restarts must be a whole number, got 2.0"),
     ({"restart_window_s": 0}, ValueError, "restart_window_s must be at least 0.001, got 0"),
     ({"max_bad": -1}, ValueError, "max_bad must be at least 0, got -1"),
@@ -61,6 +65,11 @@ REFUSED = [
         ValueError,
         "max_bad is a share between 0.0 and 1.0 when it is a float, got 12.5 (for a count, write max_bad=13)",
     ),
+    (
+        {"max_bad": math.inf},
+        ValueError,
+        "max_bad is a share between 0.0 and 1.0 when it is a float, got inf (for no limit, write max_bad=None)",
+    ),
     ({"ranks": "together"}, ValueError, 'ranks must be "apart" or "agree", got \'together\''),
     ({"ranks_grace_s": -1}, ValueError, "ranks_grace_s must be at least 0, got -1"),
     ({"breaker_patience": -1}, ValueError, "breaker_patience must be at least 0, got -1"),
@@ -68,7 +77,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("wrong", "kind", "message"), REFUSED, ids=[str(case[0]) for case in REFUSED])
+@pytest.mark.parametrize(("wrong", "kind", "message"), REFUSED, ids=[case[2][:60] for case in REFUSED])
 def test_a_setting_that_makes_no_sense_is_refused_in_words_that_help(wrong, kind, message):
     """The message names the setting, what it takes, and what it got."""
     with pytest.raises(kind) as caught:
@@ -179,6 +188,47 @@ def test_a_wrong_word_for_faults_is_refused_by_the_loader_too():
         outlive.DataLoader([1, 2], faults="ignore", num_workers=-1)
 
     assert str(caught.value) == f"faults {RULE}, got 'ignore'"
+
+
+HUGE = "9" * 400
+LOADER_REFUSED = [
+    ({"num_workers": 1.5}, TypeError, 'num_workers must be an int or "auto", got 1.5'),
+    ({"num_workers": math.nan}, TypeError, 'num_workers must be an int or "auto", got nan'),
+    ({"num_workers": "atuo"}, TypeError, 'num_workers must be an int or "auto", got \'atuo\' (did you mean "auto"?)'),
+    ({"num_workers": 10**5000}, ValueError, "num_workers must be less than 2**62, got a number of 16610 bits"),
+    ({"prefetch_factor": 1.5}, TypeError, "prefetch_factor must be an int, got 1.5"),
+    (
+        {"timeout": math.nan},
+        ValueError,
+        "timeout must be at most 2000000 seconds (0: wait as long as it takes), got nan",
+    ),
+    ({"timeout": 1e999}, ValueError, "timeout must be at most 2000000 seconds (0: wait as long as it takes), got inf"),
+    ({"memory_limit": HUGE}, ValueError, f"memory_limit must be less than 4 EiB, got {HUGE[:40]!r}"),
+    ({"memory_limit": int(HUGE)}, ValueError, "memory_limit must be less than 2**62, got a number of 1329 bits"),
+    (
+        {"memory_limit": "1e999"},
+        TypeError,
+        "memory_limit must be a size such as \"4GiB\" or a number of bytes, got '1e999'",
+    ),
+    ({"memory_budget": HUGE + "GiB"}, ValueError, f"memory_budget must be less than 4 EiB, got {HUGE[:40]!r}"),
+    ({"recycle_after": 10**5000}, ValueError, "recycle_after must be less than 2**62, got a number of 16610 bits"),
+    ({"journal_every": 10**5000}, ValueError, "journal_every must be less than 2**62, got a number of 16610 bits"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "kind", "message"), LOADER_REFUSED, ids=[case[2][:45] for case in LOADER_REFUSED])
+def test_a_number_that_makes_no_sense_is_refused_by_the_loader(wrong, kind, message):
+    """When it is made, not at the first batch, and with no error of Python's arithmetic."""
+    with pytest.raises(kind) as caught:
+        outlive.DataLoader([1, 2], **{"num_workers": 1, **wrong})
+
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("number", [np.int64(2), torch.tensor(2), True], ids=repr)
+def test_whole_numbers_of_any_make_are_taken_as_torch_takes_them(number):
+    """What has an index is one."""
+    assert outlive.DataLoader([1, 2], num_workers=number, prefetch_factor=number).num_workers == number
 
 
 @pytest.mark.parametrize("decision", list(Decision))

@@ -17,11 +17,11 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from outlive.quantities import parse_bytes, parse_bytes_or_share
+from outlive.quantities import check_size, parse_bytes, parse_bytes_or_share
 
 SOFT_SHARE = 0.85
 BUDGET_VARIABLE = "OUTLIVE_MEMORY_BUDGET"  # as a container's manifest may set it
-_COUNTED = re.compile(r"\s*(\d+)\s*(batch|batches|sample|samples)\s*")
+_COUNTED = re.compile(r"\s*(\d{1,18})\s*(batch|batches|sample|samples)\s*")
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ def budget_of(memory_budget: Any) -> str | int | None:
 def limits_of(memory_limit: Any, recycle_after: Any) -> Limits:
     """What `memory_limit=` and `recycle_after=` mean."""
     memory = None if memory_limit is None else parse_bytes("memory_limit", memory_limit)
+    check_size("recycle_after", recycle_after)
     if recycle_after is None:
         return Limits(memory)
     if isinstance(recycle_after, int) and not isinstance(recycle_after, bool) and recycle_after >= 1:

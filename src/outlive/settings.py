@@ -7,15 +7,19 @@ Never   guesses: a value that makes no sense is an error that says which values 
 
 from __future__ import annotations
 
+import difflib
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from outlive.incident import Decision, Incident
+from outlive.quantities import check_size
 
 FaultRule: TypeAlias = Literal["raise", "skip", "replace"] | Callable[[Incident], str]
 _WORDS = ("raise", "skip", "replace")
+_LONGEST_S = 2_000_000  # that the system can be told to wait: 2**31 milliseconds are a little more
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,8 @@ class FaultPolicy:
         for kind in self.retry_on:
             if not (isinstance(kind, type) and issubclass(kind, BaseException)):
                 raise TypeError(f"retry_on takes exception types such as OSError, got {kind!r}")
-        check_number("backoff_s", self.backoff_s, least=0)
-        check_number("backoff_max_s", self.backoff_max_s, least=0)
+        check_number("backoff_s", self.backoff_s, least=0, most=_LONGEST_S)
+        check_number("backoff_max_s", self.backoff_max_s, least=0, most=_LONGEST_S)
         check_number("jitter", self.jitter, least=0)
         if self.jitter > 1:
             raise ValueError(f"jitter is a share of the pause, 0 to 1, got {self.jitter}")
@@ -98,11 +102,11 @@ class FaultPolicy:
         if self.max_bad is not None:
             check_number("max_bad", self.max_bad, least=0)
             if type(self.max_bad) is float and self.max_bad > 1:
+                meant = f"for a count, write max_bad={math.ceil(self.max_bad)}" if self.max_bad < math.inf else None
                 raise ValueError(
                     f"max_bad is a share between 0.0 and 1.0 when it is a float, got {self.max_bad} "
-                    f"(for a count, write max_bad={math.ceil(self.max_bad)})"
+                    f"({meant or 'for no limit, write max_bad=None'})"
                 )
-
         if self.breaker_patience is not None:
             check_number("breaker_patience", self.breaker_patience, least=0)
         if self.ranks not in ("apart", "agree"):
@@ -170,9 +174,28 @@ def _check_rule(name: str, rule: Any) -> None:
         raise ValueError(f'{name} must be "raise", "skip", "replace" or a callable, got {rule!r}')
 
 
-def check_number(name: str, value: Any, *, least: float, whole: bool = False) -> None:
+def check_number(name: str, value: Any, *, least: float, most: float = math.inf, whole: bool = False) -> None:
     kinds: Any = int if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds) or value != value:
         raise TypeError(f"{name} must be {'a whole number' if whole else 'a number'}, got {value!r}")
+    check_size(name, value)
     if value < least:
         raise ValueError(f"{name} must be at least {least:g}, got {value}")
+    if value > most:
+        raise ValueError(f"{name} must be at most {most:g}, got {value}")
+
+
+def check_count(name: str, value: Any, words: str) -> None:
+    """Where torch takes a whole number of any make: say at once what it would stumble over later."""
+    try:
+        check_size(name, operator.index(value))
+    except TypeError:
+        close = difflib.get_close_matches(value, ["auto"]) if isinstance(value, str) and "auto" in words else []
+        hint = ' (did you mean "auto"?)' if close else ""
+        raise TypeError(f"{name} must be {words}, got {value!r}{hint}") from None
+
+
+def check_timeout(timeout: Any) -> None:
+    check_size("timeout", timeout)
+    if isinstance(timeout, (int, float)) and not timeout <= _LONGEST_S:  # below 0, torch has its own words
+        raise ValueError(f"timeout must be at most {_LONGEST_S} seconds (0: wait as long as it takes), got {timeout}")

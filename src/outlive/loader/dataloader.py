@@ -38,9 +38,11 @@ from outlive.settings import (
     FaultPolicy,
     FaultRule,
     check_callable,
+    check_count,
     check_listeners,
     check_number,
     check_threads,
+    check_timeout,
     fault_policy,
 )
 from outlive.statistics import Statistics
@@ -124,6 +126,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._sizing = pacing.new_sizing() if pacing.is_auto(num_workers) else None
         if self._sizing is not None:
             pacing.check_dataset(isinstance(dataset, torch.utils.data.IterableDataset))
+        else:
+            check_count("num_workers", num_workers, 'an int or "auto"')
+        if prefetch_factor is not None:
+            check_count("prefetch_factor", prefetch_factor, "an int")
+        check_timeout(timeout)
         number = pacing.Auto(self._sizing.most) if self._sizing is not None else num_workers
         self.faults = faults
         self.memory_limit, self.recycle_after, self.memory_budget = memory_limit, recycle_after, memory_budget

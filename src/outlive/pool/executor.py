@@ -26,6 +26,7 @@ from outlive.pool.bars import bar_of
 from outlive.pool.manager import Manager, ManagerSettings
 from outlive.pool.mapping import Failures, Mapping
 from outlive.pool.work import Item
+from outlive.quantities import check_size
 from outlive.settings import FaultPolicy, check_listeners, check_number, check_threads
 
 log = logging.getLogger("outlive")
@@ -107,6 +108,7 @@ class Pool(Executor):
             max_workers = max(1, math.floor(usable_cpus()))
         if isinstance(max_workers, bool) or not isinstance(max_workers, int):
             raise TypeError(f"max_workers must be a whole number, got {max_workers!r}")
+        check_size("max_workers", max_workers)
         if max_workers <= 0:
             raise ValueError(f"max_workers must be greater than 0, got {max_workers}")
         if initializer is not None and not callable(initializer):
