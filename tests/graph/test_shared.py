@@ -387,6 +387,17 @@ def test_a_file_that_is_no_whole_graph_is_refused(tmp_path):
         SharedGraph.open(tmp_path / "none.graph")
 
 
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
+    """A pipe that has no writer would be waited for, for ever."""
+    os.mkfifo(tmp_path / "pipe")
+
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(ValueError, match="is no regular file"):
+            SharedGraph.open(path)
+    with pytest.raises(IsADirectoryError):
+        SharedGraph.open(tmp_path)
+
+
 def test_a_pickle_of_an_opened_graph_leads_to_no_other(tmp_path):
     """Whoever has opened a file goes on with what it was; whoever comes later is told."""
     path = tmp_path / "g.graph"

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import secrets
+import stat
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -81,7 +82,9 @@ def _aligned(at: int) -> int:
 
 def open_file(path: str, expected: str | None = None) -> Opened:
     """Map a file that `save` wrote; `expected`: the number it must have."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError(f"{path} is no regular file, and no graph that SharedGraph.save wrote")
         prefix = file.read(_PREFIX)
         if len(prefix) < _PREFIX or not prefix.startswith(_MAGIC):
             raise ValueError(f"{path} is no graph that SharedGraph.save wrote (its first bytes are {prefix[:16]!r})")
@@ -108,6 +111,10 @@ def open_file(path: str, expected: str | None = None) -> Opened:
                 f"saved anew meanwhile (open it again there, or save under another name)"
             )
         return Opened(mapped.map_file(file, size), layout, Origin(path, number))
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe would have us wait for its writer
 
 
 def _read_head(head: bytes, begin: int, size: int) -> tuple[Layout, str]:
