@@ -106,6 +106,13 @@ class ForkedLoaderError(OutliveError, RuntimeError):
     """An iterator was used in a process that is not the one which made it."""
 
 
+def two_threads_error() -> OutliveError:
+    return OutliveError(
+        "another thread is in next() of this iterator: one iterator serves one thread at a time; guard next() with a "
+        "lock, or have one thread take the batches and hand them on, such as by a queue.Queue"
+    )
+
+
 def rank_error(rank: int, fallen: int, words: str) -> RankFailedError:
     return RankFailedError(
         f"{words}\n"

@@ -8,6 +8,7 @@ Never   survives what kills a process: here that is the trainer. Exceptions are 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data import dataloader as torch_loader
 from torch.utils.data._utils import pin_memory as torch_pin
 
+from outlive import errors
 from outlive import records as r
 from outlive._fleet.machine import Machine
 from outlive._fleet.runner import Runner
@@ -227,6 +229,7 @@ class InlineIterator(Unprofiled):
                 {} if finished or engine.place is None else {"stream": position.of_place(engine.place, dataset)}
             )
         self._runner.begin()
+        self._user = 0  # the thread that is in next()
         self._seq = self._passage.taken
         self._told = False
         self._over = False
@@ -234,6 +237,16 @@ class InlineIterator(Unprofiled):
         seen.begin(self._seq)
 
     def _next_data(self) -> Any:
+        thread = threading.get_ident()
+        if self._user and self._user != thread:
+            raise errors.two_threads_error()
+        self._user = thread  # no call since the question: no other thread comes in between
+        try:
+            return self._noted_batch()
+        finally:
+            self._user = 0
+
+    def _noted_batch(self) -> Any:
         seen, engine = self._seen, self._engine
         self._is_told = seen.asked()
         engine.samples, engine.timed, engine.box = 0, False, _NO_BOX

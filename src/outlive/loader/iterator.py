@@ -14,6 +14,7 @@ import functools
 import itertools
 import os
 import pickle
+import threading
 import time
 import traceback
 import warnings
@@ -72,6 +73,7 @@ class SupervisedIterator(HandsOut, torch_loader._MultiProcessingDataLoaderIter):
         self._in_order = loader.in_order
         self._shutdown = True  # until there is something to shut down
         self._owner = os.getpid()
+        self._user = 0  # the thread that is in next()
         self._ledger: Ledger = loader._ledger
         self._policy: FaultPolicy = loader._policy
         self._stream = self._dataset_kind == torch_loader._DatasetKind.Iterable
@@ -150,6 +152,7 @@ class SupervisedIterator(HandsOut, torch_loader._MultiProcessingDataLoaderIter):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         stands: dict[int, Stand] = {} if first_iter else self._track.next_stands
         if not first_iter:
+            self._check_thread()
             self._drain()
         track = self._track = resuming.begin(self, loader)
         torch_loader._BaseDataLoaderIter._reset(self, loader, first_iter)
@@ -220,6 +223,16 @@ class SupervisedIterator(HandsOut, torch_loader._MultiProcessingDataLoaderIter):
             raise
 
     def _next_data(self) -> Any:
+        thread = threading.get_ident()
+        if self._user and self._user != thread:
+            raise errors.two_threads_error()
+        self._user = thread  # no call since the question: no other thread comes in between
+        try:
+            return self._next_batch()
+        finally:
+            self._user = 0
+
+    def _next_batch(self) -> Any:
         self._check_owner()
         if self._hand is not None and self._hand[0] not in self._runner.concluded:
             return self._give()  # an interrupt came between booking this batch and returning it
@@ -380,6 +393,7 @@ class SupervisedIterator(HandsOut, torch_loader._MultiProcessingDataLoaderIter):
     def poll(self, timeout_s: float) -> None:
         """Handle what workers have sent, and wait this long for it if there is nothing; delivers no batch."""
         self._check_owner()
+        self._check_thread()
         self._runner.wait(timeout_s)
 
     def _wait(self) -> None:
@@ -402,6 +416,10 @@ class SupervisedIterator(HandsOut, torch_loader._MultiProcessingDataLoaderIter):
         raise errors.crash_error(incident, healthy_slots=self._num_workers - 1, delivered=self._ledger.delivered)
 
     # ------------------------------------------------------------ the rest
+
+    def _check_thread(self) -> None:
+        if self._user and self._user != threading.get_ident():
+            raise errors.two_threads_error()
 
     def _check_owner(self) -> None:
         if os.getpid() != self._owner:
