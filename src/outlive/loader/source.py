@@ -27,6 +27,10 @@ IN_A_ROW = 4  # different samples that fail alike: the source is suspected befor
 RATE, WINDOW = 8, 16  # likewise, so many of the last so many samples
 _KEPT, _TRIED = 8, 3
 _LONGEST_NAME = 100
+# Errors of code, not of what it reads. A sample that was good and now fails of one of them may have read nothing, as
+# where an image reader returns None for a file that is gone; where none was ever good, it is the code.
+_BUGS = (AttributeError, TypeError, ImportError, AssertionError)
+_SURE_BUGS = (NameError, SyntaxError, NotImplementedError)
 _OWN_FOLDER = os.path.dirname(os.path.dirname(__file__))
 _PARTICULARS = re.compile(r"""'[^']*'|"[^"]*"|\S*[/\\]\S*|0x[0-9a-fA-F]+|\d+""")
 
@@ -88,6 +92,7 @@ class Source:
         self._row: dict[str, str] = {}  # samples that failed since one was fetched well, each with its cause
         self._window: deque[str | None] = deque(maxlen=WINDOW)  # causes; None: fetched well
         self._last: Any = None  # the index that failed last
+        self._is_bug = False  # what failed last looks like an error of code: it is no mere suspicion's business
         self.failing_since = 0.0  # in the batch in hand
 
     def went_well(self, index: Any, count: int = 1) -> None:
@@ -98,8 +103,9 @@ class Source:
             self._window.extend([None] * min(count, WINDOW))
 
     def failed(self, index: Any, error: Exception) -> None:
-        if isinstance(error, MemoryError):
+        if isinstance(error, (MemoryError, *_SURE_BUGS)):
             return  # no fault of the source's
+        self._is_bug = isinstance(error, _BUGS)
         self.failing_since = self.failing_since or time.monotonic()
         cause = cause_of(error)
         self._row[_name(index)] = cause
@@ -142,7 +148,8 @@ class Source:
     def _was_gone(self, desk: Desk, seq: int, failure: Failure, positions: tuple[int, ...]) -> bool:
         if self.goods and not self._try(desk, seq, self._chosen()).proven:
             return False
-        answer = desk.doubt(seq, Doubt(failure, tuple(self._row), positions, bool(self.goods)))
+        samples = () if self._is_bug else tuple(self._row)
+        answer = desk.doubt(seq, Doubt(failure, samples, positions, bool(self.goods)))
         while answer.word is SourceWord.PROBE:
             desk.pause(answer.pause_s)
             answer = desk.tell_probe(seq, self._probe(desk, seq, answer))
@@ -167,7 +174,7 @@ class Source:
             one = self._try(desk, seq, [index])
             if one.works:
                 return one
-            found = Found(False, (), one.failure, found.samples + one.samples)
+            found = Found(False, (), one.failure, () if self._is_bug else found.samples + one.samples)
         return found
 
     def _try(self, desk: Desk, seq: int, indices: Sequence[Any]) -> Found:
