@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import pwd
 import socket
 import subprocess
 import sys
@@ -65,10 +66,17 @@ def reader_of(kind: str, folder: Path) -> Iterator[StderrReader]:
         os.close(reader.reading)
 
 
-def run(method: str, what: str, reader: StderrReader, *, late: str = "") -> list[Any]:
-    """Run the program; `late`: nobody listens before a worker, or the trainer, waits for somebody to read."""
+def run(method: str, what: str, reader: StderrReader, *, late: str = "", user: str = "") -> list[Any]:
+    """Run the program; `late`: nothing reads before a worker, or the trainer, waits.
+
+    `user`: standard error is made that user's, who is not the program's: as under `su`, it can be written to and not
+    opened again.
+    """
+    if user:
+        os.fchown(reader.writing, pwd.getpwnam(user).pw_uid, -1)
+        os.fchmod(reader.writing, 0o600)
     program = warm_server.Popen(
-        [sys.executable, str(PROGRAM), method, what],
+        [sys.executable, str(PROGRAM), method, what, *([user] if user else [])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=reader.writing,
@@ -172,6 +180,45 @@ def test_the_job_goes_on_when_the_listener_leaves(tmp_path):
         os.close(reader.reading)
         reader.reading = os.open(os.devnull, os.O_RDONLY)
         delivered, kept = run("fork", "line", reader)
+
+    assert delivered == [0, 1, 2, 4, 5]
+    assert len(kept) == 1
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+@as_root
+@pytest.mark.parametrize("kind", ["pipe", "terminal"])
+def test_last_words_are_kept_when_standard_error_cannot_be_opened_again(kind, tmp_path):
+    """`su … 2>&1 | cat`: another user's pipe or terminal. Every byte arrives, and no traceback of the zygote's."""
+    with reader_of(kind, tmp_path) as reader:
+        delivered, kept = run("fork", "line", reader, user="nobody")
+
+    received = reader.received.replace(b"\r\n", b"\n")
+    assert [line for line in received.splitlines(True) if b"a line of" in line] == expected("line").splitlines(True)
+    assert b"Traceback" not in received
+    assert delivered == [0, 1, 2, 4, 5]
+    assert kept == ["a line of sample 1\na line of sample 3\n"]
+
+
+@as_root
+def test_nothing_is_lost_when_the_listener_of_another_users_pipe_pauses(tmp_path):
+    """The worker waits and the zygote does not: it cannot change how that pipe is written to, and need not."""
+    with reader_of("pipe", tmp_path) as reader:
+        _, kept = run("fork", "much", reader, late="worker", user="nobody")
+
+    assert_all_there(reader, "much")
+    assert kept[0].endswith("the end\n")
+
+
+@as_root
+def test_the_job_goes_on_when_the_listener_of_another_users_pipe_leaves(tmp_path):
+    """Nothing is left to be told, and that ends nothing."""
+    with reader_of("pipe", tmp_path) as reader:
+        os.close(reader.reading)
+        reader.reading = os.open(os.devnull, os.O_RDONLY)
+        delivered, kept = run("fork", "line", reader, user="nobody")
 
     assert delivered == [0, 1, 2, 4, 5]
     assert len(kept) == 1

@@ -22,29 +22,38 @@ KEPT_BYTES = 8192
 _CHUNK = 1 << 16
 _STDERR = 2
 _LAST_PATIENCE_S = 2.0
+_PAGE = 4096  # what a pipe takes as one piece
+_FEW = 256  # bytes that a terminal which is ready takes
 
 
 class Echo:
     """Where standard error goes, written without ever blocking; shared by all pipes of a zygote."""
 
     def __init__(self) -> None:
-        self._socket: socket.socket | None = None
         self._fd = -1
+        self._put = self._write  # how some bytes are passed on; how many were
+        self._socket: socket.socket | None = None
+        self._lock: tuple[int, int] | None = None  # a pipe of our own, through which bytes pass into another's
         self.pending = b""
-        try:
+        with contextlib.suppress(OSError):  # it is closed: workers keep it as it is
             self._open(os.fstat(_STDERR).st_mode)
-        except OSError:
-            self._fd = -1  # closed, or it cannot be opened again: workers keep it as it is
 
     def _open(self, mode: int) -> None:
         if stat.S_ISSOCK(mode):
             self._socket = socket.socket(fileno=os.dup(_STDERR))
-            self._fd = self._socket.fileno()
-        elif stat.S_ISREG(mode):
-            self._fd = os.dup(_STDERR)
-        else:
+            self._fd, self._put = self._socket.fileno(), self._send
+            return
+        if not stat.S_ISREG(mode):
             # Opened again, for the flag belongs to the opening: the trainer's own writes must go on blocking.
-            self._fd = os.open(f"/proc/self/fd/{_STDERR}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            with contextlib.suppress(OSError):  # another user's, as under `su`, or there is no /proc
+                self._fd = os.open(f"/proc/self/fd/{_STDERR}", flags)
+                return
+            if stat.S_ISFIFO(mode):
+                self._lock, self._put = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC), self._splice
+            else:
+                self._put = self._write_when_ready
+        self._fd = os.dup(_STDERR)
 
     @property
     def usable(self) -> bool:
@@ -58,10 +67,7 @@ class Echo:
         self.pending += data
         while self.pending:
             try:
-                if self._socket is not None:
-                    written = self._socket.send(self.pending, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-                else:
-                    written = os.write(self._fd, self.pending)
+                written = self._put(self.pending)
             except BlockingIOError:
                 return
             except OSError:  # nobody is there any more, or the disk is full: nobody can be told either
@@ -69,8 +75,39 @@ class Echo:
                 return
             self.pending = self.pending[written:]
 
+    def _write(self, data: bytes) -> int:
+        return os.write(self._fd, data)
+
+    def _send(self, data: bytes) -> int:
+        assert self._socket is not None
+        return self._socket.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+    def _splice(self, data: bytes) -> int:
+        """Into a pipe whose writers wait: without waiting all the same, which the call says and not the opening."""
+        assert self._lock is not None
+        reading, writing = self._lock
+        size = os.write(writing, data[:_PAGE])
+        try:
+            passed = os.splice(reading, self._fd, size, flags=os.SPLICE_F_NONBLOCK)
+        except OSError:
+            os.read(reading, size)
+            raise
+        if passed < size:
+            os.read(reading, size - passed)
+        return passed
+
+    def _write_when_ready(self, data: bytes) -> int:
+        """To a terminal: a few bytes while it says that it takes some."""
+        poller = select.poll()
+        poller.register(self._fd, select.POLLOUT)
+        if not poller.poll(0):
+            raise BlockingIOError
+        return os.write(self._fd, data[:_FEW])
+
     def finish(self) -> None:
         """Pass on the rest, for as long as somebody reads it or may still come to."""
+        if not self.usable:
+            return
         poller = select.poll()
         poller.register(self._fd, select.POLLOUT)
         while self.pending and poller.poll(_LAST_PATIENCE_S * 1000):
@@ -78,6 +115,9 @@ class Echo:
 
     def close(self) -> None:
         """In a worker: it is the zygote's."""
+        for fd in self._lock or ():
+            os.close(fd)
+        self._lock = None
         if self._socket is not None:
             self._socket.close()
         elif self._fd >= 0:

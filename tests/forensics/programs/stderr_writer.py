@@ -1,7 +1,11 @@
-"""Workers that write to standard error and die: `stderr_writer.py METHOD WHAT`; prints what the incidents remember."""
+"""Workers that write to standard error and die: `stderr_writer.py METHOD WHAT`; prints what the incidents remember.
+
+A third argument has root give up the right to open what belongs to others.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -37,7 +41,19 @@ class Speaking(Dataset[int]):
         return index
 
 
-def main(method: str, what: str) -> None:
+def give_up_override() -> None:
+    """Give up CAP_DAC_OVERRIDE: files of others can be read and written only as their modes allow."""
+    header, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.capget(header, data) == 0
+    for word in range(3):  # effective, permitted, inheritable
+        data[word] &= ~2
+    assert libc.capset(header, data) == 0
+
+
+def main(method: str, what: str, user: str = "") -> None:
+    if user:
+        give_up_override()
     policy = outlive.FaultPolicy(on_error="skip", retries=0, max_bad=None)
     loader: Any = outlive.DataLoader(Speaking(what), num_workers=1, multiprocessing_context=method, faults=policy)
     print("ready", flush=True)
