@@ -141,6 +141,24 @@ def test_an_incident_survives_when_its_text_cannot_be_made():
     assert loader.incidents[0].described == ("describe raised KeyError: 303",)
 
 
+class WordlessError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def without_words(index: int) -> str:
+    raise WordlessError
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_incident_survives_when_describe_raises_what_has_no_text(workers):
+    """An exception whose own `__str__` raises is no reason to end the epoch."""
+    loader = loader_of(num_workers=workers, describe=without_words, sampler=[1, 303])
+
+    assert [int(number) for batch in loader for number in batch] == [1]
+    assert loader.incidents[0].described == ("describe raised WordlessError: <its __str__ raised RuntimeError>",)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_listeners_hear_every_incident_once_and_in_order(workers):
     """As they happen, and with their verdicts."""

@@ -247,3 +247,33 @@ def test_a_task_that_killed_its_worker_gets_its_arguments_as_they_were(kind, how
         found = [future.result(DEADLINE_S) for future in futures] if how == "submit" else list(results)
 
     assert found == [1.0] * 3
+
+
+class WordlessError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class Wordless:
+    """Raises that when it is pickled, or when it is unpickled."""
+
+    def __init__(self, when: str) -> None:
+        self.when = when
+
+    def __getstate__(self) -> Any:
+        if self.when == "pickled":
+            raise WordlessError
+        return self.__dict__
+
+    def __setstate__(self, state: Any) -> None:
+        raise WordlessError
+
+
+@pytest.mark.parametrize("when", ["pickled", "unpickled"])
+def test_a_result_costs_its_task_only_when_its_error_has_no_text(when):
+    """Else it would end the pool's own thread, and every other task with it."""
+    with Pool(1, "fork") as pool:
+        futures = [pool.submit(Wordless, when), pool.submit(int, 3)]
+
+        assert futures[1].result() == 3
+        assert "<its __str__ raised RuntimeError>" in str(futures[0].exception())

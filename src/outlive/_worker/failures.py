@@ -17,7 +17,7 @@ from outlive.incident import Failure, Stage
 def capture(error: BaseException, stage: Stage, position: int = -1, advice: str = "") -> Failure:
     """`advice` says what to do about it, where we know."""
     kind = type(error)
-    text = _text(error)
+    text = text_of(error)
     return Failure(
         type_name=kind.__name__,
         message=text + advice,
@@ -29,7 +29,8 @@ def capture(error: BaseException, stage: Stage, position: int = -1, advice: str 
     )
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """What an exception says. Never raises."""
     try:
         return str.__str__(str(error))  # a class of the user's that is a str stays here
     except Exception as broken:  # a user's __str__ may itself fail; the class name is still known

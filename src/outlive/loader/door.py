@@ -185,7 +185,7 @@ class Door:
         try:
             return tuple(str(self.describe(index)) for index in indices[:_MOST_DESCRIBED])
         except Exception as error:  # words are no reason to lose the incident
-            return (f"describe raised {type(error).__name__}: {error}",)
+            return (f"describe raised {type(error).__name__}: {failures.text_of(error)}",)
 
     def _with_recent(self, incident: Incident, indices: tuple[Any, ...]) -> Evidence:
         """The evidence, with the samples that its worker took up last."""

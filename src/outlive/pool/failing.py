@@ -16,6 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from outlive import errors
+from outlive._worker import failures
 from outlive.incident import Incident, IncidentKind
 from outlive.settings import FaultPolicy
 
@@ -64,10 +65,7 @@ class Raised:
 
     def __init__(self, error: BaseException, text: str, dumps: Any) -> None:
         self.type_name, self.text = type(error).__name__, text
-        try:
-            self.message = str(error)
-        except Exception as broken:  # a user's __str__ may itself fail
-            self.message = f"<its __str__ raised {type(broken).__name__}>"
+        self.message = failures.text_of(error)
         try:
             self.pickled: bytes | None = dumps(error)
         except Exception:  # it holds a lock, a socket, …: its name and text travel
@@ -101,7 +99,8 @@ def error_of(incident: Incident) -> errors.WorkerCrashedError:
 
 def unreadable(error: BaseException) -> UnreadableResultError:
     """For a result that came, and cannot be put together again."""
-    told = UnreadableResultError(f"the task's result cannot be unpickled here: {type(error).__name__}: {error}")
+    what = f"{type(error).__name__}: {failures.text_of(error)}"
+    told = UnreadableResultError(f"the task's result cannot be unpickled here: {what}")
     told.__cause__ = error
     return told
 

@@ -262,7 +262,9 @@ class PoolJob:
                 self._note(error, position, results, Stage.SENDING)
                 return None
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
-            told = UnpicklableResultError(f"the task returned a {kind}, which cannot be pickled: {error}")
+            told = UnpicklableResultError(
+                f"the task returned a {kind}, which cannot be pickled: {failures.text_of(error)}"
+            )
             told.__cause__ = error
             self._note(told, position, results, Stage.SENDING)
             return None
@@ -315,7 +317,8 @@ class _Together:
 
 
 def _unreadable(error: BaseException) -> UnreadableTaskError:
-    told = UnreadableTaskError(f"a worker could not unpickle this task: {type(error).__name__}: {error}")
+    what = f"{type(error).__name__}: {failures.text_of(error)}"
+    told = UnreadableTaskError(f"a worker could not unpickle this task: {what}")
     told.__cause__ = error
     return told
 
