@@ -269,7 +269,7 @@ class BlackBox:
         words = self.words
         stage, batch, position, since = words[_STAGE], words[_BATCH], words[POSITION], words[SINCE]
         if not 0 <= stage <= _LAST_STAGE:  # a wild write over the record: the worker is dead or dying of it
-            stage, batch, position = Stage.AT_WORK, -1, -1
+            return InHand(Stage.AT_WORK)
         seconds = ((time.monotonic_ns() if now_ns is None else now_ns) - since) / 1e9 if since else 0.0
         stand_in = words[_STAND_IN]
         return InHand(Stage(stage), batch, position, max(0.0, seconds), None if stand_in < 0 else stand_in)

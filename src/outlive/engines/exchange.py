@@ -34,6 +34,7 @@ log = logging.getLogger("outlive")
 News = tuple[Event, Any]
 
 _RESULT = int(Kind.RESULT)
+_BATCH_STAGES = (Stage.FETCHING, Stage.FETCHING_MANY, Stage.COLLATING)
 _SCRIBBLED = "It wrote to a socket of outlive's, a descriptor that is not its own, and was killed for it.\n"
 
 
@@ -322,8 +323,8 @@ class Exchange:
 
     def _exit_event(self, worker: Worker) -> r.WorkerExited:
         in_hand = worker.box.in_hand()
-        if worker.channel.garbled:
-            # We killed it, some time after: which sample of its first unfinished batch wrote that is to be found out.
+        if worker.channel.garbled or self._is_damaged(worker, in_hand):
+            # Which sample of its first unfinished batch did that is to be found out.
             in_hand = InHand(Stage.AT_WORK, -1, -1, in_hand.seconds)
         elif worker.hung:
             in_hand = InHand(in_hand.stage, in_hand.batch, in_hand.position, worker.seconds)
@@ -343,6 +344,13 @@ class Exchange:
             blameless=worker.lost or (worker.channel.torn and not worker.channel.garbled),
             unsent=worker.unsent,
         )
+
+    def _is_damaged(self, worker: Worker, in_hand: InHand) -> bool:
+        """Whether a black box says what cannot be: that a worker starts which had started, or another batch than its
+        first."""
+        if in_hand.stage in (Stage.STARTING, Stage.PREPARING):
+            return worker.ready and worker.slot not in self._epoch_open
+        return in_hand.stage in _BATCH_STAGES and not worker.has(in_hand.batch)
 
     def _evidence(self, worker: Worker) -> Evidence:
         """What its watchman knows, and what its black box says."""
