@@ -21,7 +21,7 @@ HOUSE = TESTS.parent / "src" / "outlive"
 ROWS = (
     {
         *("records", "orders", "incident", "evidence", "verdicts", "crashes", "plain", "tables", "quantities"),
-         *("limits", "errors", "settings", "statistics", "trends", "places", "printable", "private"),
+        *("limits", "errors", "settings", "statistics", "trends", "places", "printable", "private"),
     },
     {"_system", "_capture"},
     {"_fleet", "_transport", "_worker", "_forensics", "_metrics", "_share"},
