@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from outlive import printable as printable  # whoever logs of incidents has its lines escaped
+from outlive import printable as printable  # to have log lines escaped
 from outlive.crashes import CrashRecord
 from outlive.evidence import NO_EVIDENCE, Evidence, Full
 from outlive.private import PRIVATE

@@ -1,6 +1,6 @@
 """Text of user code, made harmless: an exception's message must not steer a terminal, nor forge lines of a log.
 
-Reads   texts; records of the logger «outlive».
+Reads   texts; records of the logger "outlive".
 Writes  these records, whichever module logs them: this is the one place where log lines are escaped.
 Never   fails: what cannot be escaped is left to the handlers.
 """

@@ -102,7 +102,7 @@ def test_a_job_that_says_odd_things_of_itself_is_counted_and_the_others_are_show
 
 
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(sound):
-    """Nobody will ever write into it."""
+    """No process will ever write into it."""
     folder = publish({})
     (folder / runtime.WHO).unlink()
     os.mkfifo(folder / runtime.WHO)

@@ -162,7 +162,7 @@ def test_a_new_file_is_never_one_that_was_there(tmp_path):
 
 
 def grow_old(*paths: Path) -> None:
-    """As if nobody had written there for years."""
+    """As if no process had written there for years."""
     for top in paths:
         for path in (*top.rglob("*"), top):
             os.utime(path, (1e9, 1e9), follow_symlinks=False)
@@ -219,7 +219,7 @@ def test_publishing_deletes_nothing_from_a_folder_of_the_users_that_has_our_name
 
 
 def test_only_whole_folders_of_jobs_are_swept_from_a_folder_with_our_mark(tmp_path, monkeypatch):
-    """What the user put there stays: another name, a file more, a link, a folder where a file of ours would be."""
+    """What the user put there stays: another name, a file more, a link, a folder with the name of a file of a job."""
     monkeypatch.setenv("OUTLIVE_RUNTIME", str(tmp_path))
     home = runtime.folder()
     ours = [runtime.make(f"7-{number}-a") for number in range(45)]

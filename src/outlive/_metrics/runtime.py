@@ -1,4 +1,4 @@
-"""Where jobs publish: a folder of ours in the user's runtime folder, with a folder for each loader and pool in it.
+"""Where jobs publish: a folder of outlive in the user's runtime folder, with a folder for each loader and pool in it.
 
 Reads   OUTLIVE_RUNTIME, XDG_RUNTIME_DIR; owners and modes of folders.
 Writes  folders that only this user may enter; removes those of jobs that are long gone.

@@ -65,7 +65,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         if beside:
             with contextlib.suppress(OSError):
-                os.unlink(beside)  # nobody else has that name: it is 64 random bits
+                os.unlink(beside)  # the name is ours: it has 64 random bits
         raise
     _sync_folder(path.parent)
 
