@@ -156,7 +156,7 @@ def is_event(line: bytes) -> bool:
         return False
 
 
-@hypothesis.settings(max_examples=150, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.settings(max_examples=80, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @hypothesis.given(st.lists(LINES, max_size=6), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4))
 def test_no_event_and_no_word_of_a_board_ends_a_viewer(home, lines, words):
     """Whatever is in them: the screen, the page's findings and the metrics are made, in JSON that browsers take."""

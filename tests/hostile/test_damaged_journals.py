@@ -224,7 +224,7 @@ WHOLE = [example_incidents.segfault().to_dict(), example_incidents.raised().to_d
 PLACES = [(number, place) for number, told in enumerate(WHOLE) for place in places_in(told)]
 
 
-@hypothesis.settings(max_examples=200)
+@hypothesis.settings(max_examples=80)
 @hypothesis.given(st.lists(st.tuples(st.sampled_from(PLACES), ANYTHING), min_size=1, max_size=3))
 def test_an_incident_with_anything_anywhere_is_shown_or_said_to_be_unreadable(changes):
     """Damaged in one place, or by a version that says it otherwise: as text, as a page, as sections."""
