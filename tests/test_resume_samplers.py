@@ -122,6 +122,40 @@ def test_no_sample_is_repeated_or_left_out(make, way, num_workers):
         assert taken == expected, f"after {count} batches"
 
 
+class Forgets(OwnGenerator):
+    """Has a list that it gives up in its first epoch, and knows by that which epoch it is in."""
+
+    def __init__(self) -> None:
+        self.first: list[int] | None = list(range(SIZE))
+
+    def __iter__(self) -> Iterator[int]:
+        first, self.first = self.first, None
+        return iter(first or range(SIZE - 1, -1, -1))
+
+
+def test_a_plain_value_may_take_the_place_of_another_thing():
+    """What a sampler was made with is not what it has after an epoch."""
+    first = outlive.DataLoader(Numbers(), sampler=Forgets())
+    list(first)
+    second = outlive.DataLoader(Numbers(), sampler=Forgets())
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+
+    assert [batch.item() for batch in second] == list(range(SIZE - 1, -1, -1))
+
+
+@pytest.mark.parametrize(
+    "name", ["sampler.generator", "batch_sampler.sampler", "sampler.__class__", "sampler.__iter__"]
+)
+def test_a_state_replaces_no_sampler_no_generator_and_no_method(name):
+    """Only plain values of samplers are in a state."""
+    loader = outlive.DataLoader(Numbers(), sampler=RandomSampler(Numbers(), generator=generator()), batch_size=3)
+    state = loader.state_dict()
+    state["counters"][name] = "x"
+
+    with pytest.raises(PositionError, match="is nothing that a state may set"):
+        loader.load_state_dict(state)
+
+
 class KeepsIterator(OwnGenerator):
     def __init__(self) -> None:
         self.stream = itertools.cycle(range(SIZE))

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import random
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,6 +28,7 @@ from torch.utils.data import (
 )
 
 from outlive import errors
+from outlive.loader import generator_states
 from outlive.loader.jobs import is_stateful
 from outlive.loader.plain_values import is_replaceable
 
@@ -106,8 +105,12 @@ def _samplers_of(loader: Any) -> Iterator[tuple[str, Any]]:
         seen.append(sampler)
         yield path, sampler
         for name, value in _attributes_of(sampler):
-            if isinstance(value, Sampler) or (name.endswith("sampler") and hasattr(value, "__iter__")):
+            if _is_sampler(name, value):
                 waiting.append((f"{path}.{name}", value))
+
+
+def _is_sampler(name: str, value: Any) -> bool:
+    return isinstance(value, Sampler) or (name.endswith("sampler") and hasattr(value, "__iter__"))
 
 
 def _attributes_of(sampler: Any) -> list[tuple[str, Any]]:
@@ -120,14 +123,12 @@ def _attributes_of(sampler: Any) -> list[tuple[str, Any]]:
 def generators_of(loader: Any) -> dict[str, Any]:
     """The random generators that a pass may draw from, each once: torch's, NumPy's and Python's."""
     found: dict[str, Any] = {}
-    numpy = sys.modules.get("numpy")
-    of_numpy = () if numpy is None else (numpy.random.Generator, numpy.random.RandomState)
     held = [("loader", getattr(loader, "generator", None))]
     for path, sampler in _samplers_of(loader):
         held += [(path if name == "generator" else f"{path}.{name}", value) for name, value in _attributes_of(sampler)]
     for name, value in held:
         is_known = any(value is known for known in found.values())
-        if isinstance(value, (torch.Generator, random.Random, *of_numpy)) and not is_known:
+        if generator_states.is_generator(value) and not is_known:
             found[name] = value
     return found
 
@@ -147,14 +148,15 @@ def counters_of(loader: Any) -> dict[str, Any]:
 
 
 def check_counters(loader: Any, told: dict[str, Any]) -> None:
-    """Raise `ValueError` where `set_counters` would replace what is no plain value."""
+    """Raise `ValueError` where `set_counters` would replace a sampler, a generator or what a class defines."""
     samplers = dict(_samplers_of(loader))
     for name in told:
         path, _, attribute = name.rpartition(".")
         if path not in samplers:
             continue
         known = dict(_attributes_of(samplers[path])).get(attribute)
-        if type(known) not in _COUNTERS or not is_replaceable(samplers[path], attribute):
+        draws = _is_sampler(attribute, known) or generator_states.is_generator(known) or callable(known)
+        if draws or not is_replaceable(samplers[path], attribute):
             raise ValueError(f"{name} is nothing that a state may set")
 
 

@@ -40,7 +40,7 @@ class SavedStream:
     taken: Count
     skipped: list[Count]
     snapshot_taken: Count
-    runs: list[tuple[Annotated[int, msgspec.Meta(ge=1)], Annotated[int, msgspec.Meta(ge=1)], Random | None]]
+    runs: list[tuple[Count, Count, Random | None]]
     collate_draws: bool
     ended: bool
     can_skip: bool
@@ -313,7 +313,7 @@ def _about_stream(at: SavedStream, loader: Any, stream: bool) -> Iterator[str]:
     if not stream:
         yield "the dataset is map-style, and a slot stands in a stream"
     forwarded = at.snapshot_taken + sum(size * times for size, times, _ in at.runs)
-    if forwarded > at.taken:
+    if forwarded > at.taken or any(times > 1 for size, times, _ in at.runs if size == 0):
         yield f"{at.taken} samples were taken of a stream, {forwarded} of them in batches"
     if at.snapshot_taken and not at.snapshot:
         yield f"the stream's state after {at.snapshot_taken} samples is missing"
