@@ -27,7 +27,8 @@ _CUT = "…"
 _LEAST_VALUE = 1 << 16  # smaller ones are offsets, flags and counts
 _LEAST_QUOTED = 4  # characters of a line
 _LONGEST_QUOTED = 60
-_PROCESS = re.compile(r"(process \d+) \((.*?)\)(?=$|, process \d)", re.DOTALL)
+# Up to the last bracket: a command may have brackets, so where it ends is not known. Rather too much than too little.
+_PROCESS = re.compile(r"(process \d+) \(([^\s()]*)(?:.*\)|.*)", re.DOTALL)
 _NUMBER = re.compile(r"0x[0-9a-f]+|(?<![\w.])-?\d{5,}(?![\w.])")
 _TEXT = re.compile(r"""the text (?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""")
 
@@ -72,7 +73,7 @@ def program(command: str) -> str:
 
 def _programs(words: str) -> str:
     """Return `a pipe to process 812 (ffmpeg)` for `a pipe to process 812 (ffmpeg -i a.mp4)`."""
-    return _PROCESS.sub(lambda found: f"{found[1]} ({program(found[2])})", words)
+    return _PROCESS.sub(r"\1 (\2)", words)
 
 
 def _without_commands(evidence: Evidence) -> Evidence:

@@ -185,6 +185,34 @@ def test_any_incident_can_be_told_without_what_is_private(incident: Incident):
     assert (bare.evidence.last_words, bare.to_dict()["stack"]) == ("", incident.stack)
 
 
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        (f"process 9 (cat {SECRET})", "process 9 (cat)"),
+        (f"process 9 (sh -c (cat) {SECRET}) has locked", "process 9 (sh) has locked"),
+        (f"/data/x, which process 9 (cat {SECRET}) has locked", "/data/x, which process 9 (cat) has locked"),
+        (
+            f"a pipe to or from process 9 (cat {SECRET}), tcp 10.0.0.3:443",
+            "a pipe to or from process 9 (cat), tcp 10.0.0.3:443",
+        ),
+        (f"process 7 (a {SECRET}), process 8 (b) {SECRET})", "process 7 (a)"),
+        (f"process 7 (a {SECRET}", "process 7 (a)"),
+        ("/data/x (on nfs)", "/data/x (on nfs)"),
+    ],
+)
+def test_of_another_process_its_program_is_told(target: str, told: str):
+    """In what a thread waits for, however that is put, and in the verdict."""
+    seen = Seen(threads=(ThreadSeen(1, system_call="read", target=target),))
+    verdict = Verdict(Name.WAITING_FOR_IO, f"waits for {target} to end", facts=(f"it waits for {target}",))
+    hung = example_incidents.raised(evidence=evidence.Evidence(seen=seen), verdict=verdict)
+
+    bare = private.without(hung)
+
+    assert bare.evidence.seen is not None
+    assert bare.evidence.seen.threads[0].target == told
+    assert bare.verdict == replace(verdict, cause=f"waits for {told} to end", facts=(f"it waits for {told}",))
+
+
 def test_values_that_are_no_secret_stay():
     """Null pointers, offsets, sizes: a verdict would say nothing without them."""
     incident = example_incidents.segfault()
