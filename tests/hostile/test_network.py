@@ -133,6 +133,20 @@ def test_a_rank_that_sends_nonsense_loses_only_itself(ranks: list[Bond], meeting
     assert [bond.fallen for bond in ranks] == [None] * 3
 
 
+def test_what_another_rank_says_steers_no_terminal():
+    """It ends in an error message, and on standard error."""
+    meeting = Rendezvous()
+    with three_ranks(meeting) as ranks:
+        ranks[2].tell(GAVE_UP, "ValueError: \x1b[2J\r\u202eowned \udcff" + "x" * 100_000)
+        heard = [bond.await_fallen(DEADLINE_S) for bond in ranks[:2]]
+
+    for fallen in heard:
+        assert fallen is not None
+        assert fallen.words.startswith(r"rank 2 gave up: ValueError: \x1b[2J\r\u202eowned ?x")
+        assert fallen.words.isprintable()
+        assert len(fallen.words) < 3000
+
+
 @contextlib.contextmanager
 def descriptors(limit: int) -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)

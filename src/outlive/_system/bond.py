@@ -32,6 +32,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from outlive.printable import printable
+
 log = logging.getLogger("outlive")
 HELLO_S = 5.0  # for a connection to say who it is
 MOST_STRANGERS = 64  # connections that have not said it yet
@@ -332,7 +334,7 @@ class Bond:
             if len(link.rest) < _FRAME.size + length:
                 return
             said = link.take(_FRAME.size + length)[_FRAME.size :].decode(errors="replace")
-            self._take(link, Fallen(rank if link.rank == 0 else link.rank, how, said))
+            self._take(link, Fallen(rank if link.rank == 0 else link.rank, how, printable(said)))
 
     def _take(self, link: _Link, word: Fallen) -> None:
         if word.how == _WELCOME:
