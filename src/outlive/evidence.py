@@ -128,6 +128,7 @@ class Seen:
     places: tuple[str, ...] = ()  # native code that its main thread ran, or has on its stack: «libgomp.so.1+0x1a2f»
     tracer: str = ""  # who debugs it: «process 812 (gdb)»
     left_behind: tuple[str, ...] = ()  # threads of the trainer when its workers' parent was forked
+    outlives_kill: bool = False  # SIGKILL has not ended it: it waits in the kernel
     limit_s: float | None = None  # how long what is in hand may take, as long as it does what was seen; None: no limit
 
 

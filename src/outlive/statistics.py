@@ -8,7 +8,7 @@ Never   a live object: what is in here does not change.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,27 @@ class SlotStatistics:
     load: Load | None = None  # what its worker did with the last seconds; None: nobody has looked yet
     descriptors: int | None = None  # that its worker had open, and threads, when last looked at
     threads: int | None = None
+    limit_s: float | None = None  # after how many seconds what is in hand is taken for hung; None: never
+
+
+@dataclass(frozen=True)
+class StuckWorker:
+    """A worker that SIGKILL has not ended: it waits in the kernel, for a drive that does not answer. Another has taken
+    its place."""
+
+    slot: int
+    pid: int
+    place: str = ""  # what it waits for: «nas:/export»; empty: nobody knows
+    born: int | None = None  # in ticks after boot: with its pid this names the process
+
+
+def in_kernel_words(stuck: Sequence[StuckWorker]) -> str:
+    """«1 worker is still stuck in the kernel on nas:/export»; empty for none."""
+    if not stuck:
+        return ""
+    places = " and ".join(dict.fromkeys(worker.place for worker in stuck if worker.place))
+    who = "1 worker is" if len(stuck) == 1 else f"{len(stuck)} workers are"
+    return f"{who} still stuck in the kernel{f' on {places}' if places else ''}"
 
 
 @dataclass(frozen=True)
@@ -69,6 +90,7 @@ class Statistics:
     trainer_seconds: float = 0.0  # in epochs, that you did not wait
     by_verdict: Mapping[str, int] = field(default_factory=dict)  # samples that were left out or replaced
     histograms: Mapping[str, Any] = field(default_factory=dict)  # "fetch", "collate", "send": bounds, counts, sum
+    stuck: tuple[StuckWorker, ...] = ()  # workers that SIGKILL has not ended: they wait in the kernel
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

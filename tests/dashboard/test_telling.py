@@ -231,9 +231,19 @@ def test_nothing_is_found_when_the_trainer_has_caught_up():
     assert [each.kind for each in telling.findings(told, snapshot(slot(0, on_cpu=0.9)))] == ["well"]
 
 
+def test_workers_that_cannot_be_killed_are_named():
+    """They wait in the kernel, after others have their slots."""
+    told = only(
+        telling.findings(make_story(), snapshot(stuck="1 worker is still stuck in the kernel on nas:/x")), "hang"
+    )
+
+    assert told.title == "1 worker is still stuck in the kernel on nas:/x"
+    assert "umount -f" in told.change[0]
+
+
 def test_a_hang_is_told_while_it_lasts_and_after():
     """Which sample is in hand and for how long; then that it cost its worker."""
-    held = snapshot(slot(0), slot(1, sample=77, seconds=34.0))
+    held = snapshot(slot(0), slot(1, sample=77, seconds=34.0, limit=120.0))
     hang = incident("hang", "sleeping", 77, seconds=34.0)
     condemned = {"kind": "quarantine", "id": "ab", "verdict": "sleeping", "slot": 1, "samples": [77]}
 
@@ -241,6 +251,7 @@ def test_a_hang_is_told_while_it_lasts_and_after():
     after = only(telling.findings(make_story(hang, condemned), snapshot()), "hang")
 
     assert now.title == "Worker 1 has had sample 77 in hand for 34 s"
+    assert now.cost == "34 s of this worker so far; it is ended at 2 min 0 s"
     assert now.since == 96.0
     assert "FaultPolicy(sample_timeout=17)" in now.change[1]
     assert after.title == "Sample 77 hangs and costs its worker"

@@ -70,7 +70,8 @@ def test_events_tell_the_run_when_workers_die():
 def test_the_sample_in_hand_is_seen_when_the_trainer_does_nothing(tmp_path):
     """A viewer needs no help of the trainer: the black box is opened through the process that holds it."""
     gate = tmp_path / "gate"
-    loader = outlive.DataLoader(jobs.Gated(gate, 13), batch_size=4, num_workers=2, prefetch_factor=2)
+    policy = outlive.FaultPolicy(hang_wait_s=150.0)
+    loader = outlive.DataLoader(jobs.Gated(gate, 13), batch_size=4, num_workers=2, prefetch_factor=2, faults=policy)
     batches = iter(loader)
     next(batches)
     job = jobs.only_job()
@@ -81,11 +82,14 @@ def test_the_sample_in_hand_is_seen_when_the_trainer_does_nothing(tmp_path):
     wait_until(lambda: bool(held()), jobs.DEADLINE_S)
     first = held()[0]
     wait_until(lambda: held()[0]["seconds"] > first["seconds"], jobs.DEADLINE_S)
+    wait_until(lambda: held()[0]["limit"] == 150.0, jobs.DEADLINE_S)
+    limits = [slot.limit_s for slot in loader.statistics().slots if slot.slot == first["slot"]]
     gate.touch()
     rest = list(batches)
 
     assert first["doing"] == "fetching a sample"
     assert first["batch"] == 3
+    assert limits == [150.0]
     assert first["slot"] == 1
     assert first["pid"] not in (None, os.getpid())
     assert first["incarnation"] == 1

@@ -131,3 +131,19 @@ def test_slots_are_sorted_as_chosen():
     assert order("slot") == [0, 1, 2]
     assert order("seconds") == [1, 0, 2]
     assert order("memory") == [0, 1, 2]
+
+
+def test_the_limit_of_a_sample_and_what_is_stuck_in_the_kernel_are_shown():
+    """Until when it is waited for stands beside how long it was; in 80 columns."""
+    seen = top_screen.Seen(viewing.Job(jobs.Path("/nowhere"), {"pid": 1, "key": "k"}))
+    seen.snapshot = jobs.snapshot_of(slots=2, stuck="1 worker is still stuck in the kernel on nas:/export")
+    seen.snapshot["slots"][0] |= {"seconds": 31.2, "limit": 120.0}
+    seen.snapshot["slots"][1] |= {"seconds": 31.2, "limit": None}
+
+    lines = [line.text for line in top_screen.body_of(top_screen.View([seen]), 80)]
+
+    assert "  1 worker is still stuck in the kernel on nas:/export" in lines
+    limited, unlimited = lines[-2:]
+    assert " 31s/120s " in limited
+    assert " 31s " in unlimited
+    assert max(map(len, lines)) <= 80

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 from outlive._capture import stacks
 from outlive._forensics import locks
@@ -84,6 +85,30 @@ def see(pid: int, stack_fd: int, *, ending: bool, kin: Kin | None = None) -> See
         lock=lock,
         left_behind=kin.left_behind if kin is not None else (),
     )
+
+
+def see_corpse(pid: int, seen: Seen | None) -> Seen:
+    """A worker that SIGKILL has not ended: where in the kernel it is. `seen`: how it looked before that."""
+    known = {thread.number: thread for thread in seen.threads} if seen is not None else {}
+    now = sorted(threads.threads_of(pid), key=lambda thread: thread.state != "D")
+    looked = tuple(
+        replace(
+            known.get(thread.number) or _thread(pid, thread, None, 0.0),
+            state=thread.state,
+            waits_in=thread.waits_in,
+            busy=False,
+            kernel_stack=threads.kernel_stack(pid, thread.number),
+        )
+        for thread in now
+    )
+    return replace(seen or Seen(), threads=looked or (seen or Seen()).threads, outlives_kill=True)
+
+
+def drive_of(seen: Seen) -> str:
+    """What a worker waits for in the kernel, as short as can be: «nas:/export», a path, or the kernel's function."""
+    main = seen.threads[0] if seen.threads else ThreadSeen(0)
+    _, on, mount = main.target.rpartition("(on ")
+    return mount.rstrip(")").partition(" ")[2] if on else main.target or main.waits_in
 
 
 def _thread(pid: int, now: Thread, before: Thread | None, watched_s: float) -> ThreadSeen:

@@ -20,7 +20,7 @@ from outlive._forensics.heralds import Herald
 from outlive._system.cpus import Throttled
 from outlive.evidence import NO_EVIDENCE
 from outlive.incident import Incident, IncidentKind
-from outlive.statistics import Load
+from outlive.statistics import Load, StuckWorker
 
 log = logging.getLogger("outlive")
 
@@ -155,6 +155,7 @@ class Ledger:
         self.spared = 0
         self.loads: tuple[Load, ...] = ()  # what workers did with the last seconds of the last epoch
         self.throttling: tuple[Throttled, ...] | None = None  # counts when the first workers were started
+        self.stuck: tuple[StuckWorker, ...] = ()  # of iterators that are gone
         self.goods: tuple[Any, ...] = ()  # indices of samples that were fetched well in an earlier epoch
         self.breaker: Any = None  # of the epoch that runs
         self.earlier = 0  # incidents before a position was taken up, of which there is only the number

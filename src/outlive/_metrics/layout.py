@@ -5,7 +5,7 @@ Writes  words into one.
 Never   opens or maps anything.
 
     words 0…63      the head: what it is, the sequence number, counters (see HEAD)
-    texts           breaker, advice, quarantined by verdict: a length, then UTF-8
+    texts           breaker, advice, quarantined by verdict, workers stuck in the kernel: a length, then UTF-8
     histograms      fetch, collate, send: the sum in nanoseconds, then a count for each power of two
     slots           a row each: what its worker does, where its black box is, the samples of its next batches
     slate           what the trainer itself does, where it makes its batches: the words of a black box
@@ -25,7 +25,7 @@ from outlive._capture import blackbox
 from outlive._capture.blackbox import BUCKETS, FIRST_BUCKET, SLATE_WORDS
 
 MAGIC = int.from_bytes(b"outlive", "little") >> 1
-VERSION = 1
+VERSION = 2
 HEAD = (
     *("magic", "version", "sequence", "slots", "base", "left", "time_ns", "clock_ns"),
     *("epoch", "samples", "bytes", "wait_ns", "waiting_since_ns", "epoch_since_ns", "epochs_ns"),
@@ -37,7 +37,7 @@ SEQUENCE, BASE, LEFT, ENDED = AT["sequence"], AT["base"], AT["left"], AT["ended_
 COUNTS = HEAD[AT["time_ns"] : AT["ended_ns"]]  # what is written together
 _COUNTS = slice(AT["time_ns"], AT["ended_ns"])
 
-TEXTS = ("breaker", "advice", "by_verdict")
+TEXTS = ("breaker", "advice", "by_verdict", "stuck")
 _TEXT_WORDS = 128
 _TEXTS_AT = 64
 HISTOGRAMS = ("fetch", "collate", "send")
@@ -49,7 +49,7 @@ _SLOTS_AT = _TIMES_AT + TIMES + 1
 ROW = (
     *("incarnation", "state", "pid", "holder", "box_fd", "stack_fd", "queued", "stage", "batch", "position"),
     *("since_ns", "stand_in", "resident", "private", "shared", "slope", "descriptors", "threads"),
-    *("on_cpu", "starved", "waiting", "idle", "disk", "load_ns", "cell_bytes"),
+    *("on_cpu", "starved", "waiting", "idle", "disk", "load_ns", "limit_ms", "cell_bytes"),
 )
 STATES = ("empty", "starting", "ready", "closed", "here")  # here: no worker, the trainer itself
 _ROW_WORDS = 32

@@ -52,6 +52,10 @@ class Fleet(Protocol):
         """The breaker's state; and what makes advice of loads."""
         ...
 
+    def stuck_words(self) -> str:
+        """Workers that are stuck in the kernel; empty for none."""
+        ...
+
 
 class Meter:
     """Of one loader or pool, for all its life."""
@@ -236,6 +240,7 @@ class Meter:
                     self._advice = advice(loads)
                 layout.write_text(words, "breaker", self._breaker)
                 layout.write_text(words, "advice", self._advice)
+                layout.write_text(words, "stuck", fleet.stuck_words())
                 layout.write_text(words, "by_verdict", json.dumps(self.fold.by_verdict))
         finally:
             words[layout.SEQUENCE] += 1
@@ -340,5 +345,5 @@ def row_of(box: Any) -> tuple[list[int], Load | None]:
         shares = tuple(round(value * 1_000_000) for value in told)
     row = [0, 0, box.pid, 0, -1, -1, 0, int(hand.stage), hand.batch, hand.position, since]
     row += [-1 if hand.stand_in is None else hand.stand_in, resident, private, shared, slope]
-    row += [descriptors or 0, threads or 0, *shares, 0]
+    row += [descriptors or 0, threads or 0, *shares, round(1000 * (box.limit_s or 0)), 0]
     return row, load

@@ -59,6 +59,18 @@ def has_ended(handle: int) -> bool:
     return bool(poller.poll(0))
 
 
+def wait_for_end(pid: int, timeout_s: float) -> None:
+    """Wait for a child that is not reaped yet. A sentinel tells its end only once its own children have ended, too."""
+    with contextlib.suppress(OSError):  # it is gone
+        handle = os.pidfd_open(pid)
+        try:
+            poller = select.poll()
+            poller.register(handle, select.POLLIN)
+            poller.poll(timeout_s * 1000)
+        finally:
+            os.close(handle)
+
+
 def be_killed_first() -> None:
     """Where memory runs out, have the kernel take this process rather than one that cannot be replaced."""
     with contextlib.suppress(OSError, ValueError), open("/proc/self/oom_score_adj", "r+") as file:
@@ -117,6 +129,19 @@ def is_exiting(pid: int) -> bool:
             return bool(int(file.read().rpartition(b")")[2].split()[6]) & _PF_EXITING)
     except (OSError, IndexError, ValueError):
         return False
+
+
+def born(pid: int) -> int | None:
+    """When a process began, in ticks: with its pid this names it. None when it is gone."""
+    try:
+        fields = _stat(str(pid))
+        return None if fields[0] in (b"Z", b"X") and _has_one_thread(fields) else int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _has_one_thread(fields: list[bytes]) -> bool:
+    return int(fields[17]) <= 1  # else another one is yet to end
 
 
 @dataclass(frozen=True)

@@ -166,11 +166,13 @@ def _job(seen: Seen, sort: str, width: int) -> list[Line]:
         lines.append(Line(f"  {_counted(job.unreadable, 'event')} cannot be read: damaged, or by a newer outlive", DIM))
     if s["breaker"] != "closed":
         lines.append(Line(f"  source {one_line(s['breaker'])}", BAD))
+    if s.get("stuck"):
+        lines.append(Line(f"  {one_line(s['stuck'])}", BAD))
     if s["advice"]:
         lines += [Line(f"  → {line}", DIM) for line in _wrapped(one_line(s["advice"]), width - 4)]
-    wide = max(8, min(28, width - 66))
+    wide = max(8, min(28, width - 69))
     memory = f"{'memory':<{wide + 9}}"
-    lines.append(Line(f"  slot state    {'doing':<11} {'sample':>9} {'for':>6}  {memory} {'cpu':>4} {'life':>5}", DIM))
+    lines.append(Line(f"  slot state    {'doing':<11} {'sample':>9} {'for':>9}  {memory} {'cpu':>4} {'life':>5}", DIM))
     for slot in sorted(s["slots"], key=lambda slot: _key(slot, sort)):
         lines.append(_slot(seen, slot, wide))
     return lines
@@ -197,6 +199,8 @@ def _key(slot: dict[str, Any], sort: str) -> Any:
 def _slot(seen: Seen, slot: dict[str, Any], wide: int) -> Line:
     sample = slot["sample"] if slot["sample"] is not None else f"b{slot['batch']}" if slot["batch"] >= 0 else ""
     for_s = _span(slot["seconds"]) if slot["pid"] is not None else ""
+    if for_s and slot.get("limit") is not None:
+        for_s = f"{for_s}/{_span(slot['limit'])}"  # when it is taken for hung
     memory = slot["memory"]
     used, limit = memory["private"], memory["limit"]
     bar = " " * wide
@@ -210,7 +214,7 @@ def _slot(seen: Seen, slot: dict[str, Any], wide: int) -> Line:
     here = slot["state"] == "here"
     doing = "training" if here and slot["stage"] == "idle" else slot["stage"].replace("_", " ")
     text = (
-        f"  {'-' if here else slot['slot']:>4} {slot['state']:<8} {doing:<11} {sample!s:>9} {for_s:>6}  {bar:<{wide}} "
+        f"  {'-' if here else slot['slot']:>4} {slot['state']:<8} {doing:<11} {sample!s:>9} {for_s:>9}  {bar:<{wide}} "
         f"{words.size(used) if used is not None else '':>8} {cpu:>4} {'' if here else slot['incarnation']:>5}"
     )
     near = bool(limit and used and used > 0.85 * limit)

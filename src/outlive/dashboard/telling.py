@@ -56,6 +56,7 @@ def findings(
             found.append(_of_trouble(trouble, known, noun, here=bool(snapshot.get("here"))))
     found += _memory(story, snapshot, known, noun)
     found += _long_in_hand(snapshot, noun)
+    found += _in_kernel(snapshot)
     found += _behind(story, snapshot, cpus, noun)
     found += _idle(snapshot)
     if not [each for each in found if each.level != "note"]:
@@ -171,6 +172,15 @@ def _slots(trouble: Trouble) -> str:
     return ", ".join(str(slot) for slot in sorted(trouble.slots) if slot >= 0) or "?"
 
 
+def _in_kernel(snapshot: Mapping[str, Any]) -> list[Finding]:
+    """Workers that SIGKILL has not ended."""
+    stuck = snapshot.get("stuck", "")
+    if not stuck:
+        return []
+    remedy = "have the drive answer, or unmount it by force (umount -f): until then they hold what they hold"
+    return [Finding("hang", "warn", stuck[:1].upper() + stuck[1:], "", "", 0.0, "others have their slots", (remedy,))]
+
+
 def _long_in_hand(snapshot: Mapping[str, Any], noun: str) -> list[Finding]:
     held = [
         slot
@@ -183,6 +193,7 @@ def _long_in_hand(snapshot: Mapping[str, Any], noun: str) -> list[Finding]:
     sample = worst["sample"]
     which = f"{noun} {sample}" if sample is not None else f"batch {worst['batch']}"
     here = bool(snapshot.get("here"))
+    until = f"; it is ended at {seconds_in_words(worst['limit'])}" if worst.get("limit") else ""
     remedy = f"FaultPolicy(sample_timeout={max(1, round(worst['seconds'] / 2))}) would end it and go on"
     return [
         Finding(
@@ -193,7 +204,7 @@ def _long_in_hand(snapshot: Mapping[str, Any], noun: str) -> list[Finding]:
             which,
             _NO_WORKER if here else ", ".join(f"worker {slot['slot']} (pid {slot['pid']})" for slot in held),
             snapshot["time"] - worst["seconds"],
-            f"{seconds_in_words(worst['seconds'])} of {'the trainer' if here else 'this worker'} so far",
+            f"{seconds_in_words(worst['seconds'])} of {'the trainer' if here else 'this worker'} so far{until}",
             (
                 "the button «stacks» in its row says which line it is at",
                 f"num_workers=1: then {remedy}" if here else remedy,

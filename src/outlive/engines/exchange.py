@@ -16,7 +16,7 @@ from typing import Any
 from outlive import records as r
 from outlive._capture import crash, stacks
 from outlive._capture.blackbox import COPIES, TIMES, BlackBox, Reason
-from outlive._system import memory
+from outlive._system import memory, processes
 from outlive._system.channel import Frame
 from outlive._transport import wire
 from outlive._transport.wire import Kind
@@ -27,7 +27,7 @@ from outlive.evidence import CreepKind, Evidence, Worked
 from outlive.incident import Decision, Exit, InHand, Stage
 from outlive.quantities import in_words
 from outlive.records import Event
-from outlive.statistics import Load
+from outlive.statistics import Load, StuckWorker, in_kernel_words
 
 log = logging.getLogger("outlive")
 
@@ -61,6 +61,10 @@ def _why_recycled(worker: Worker) -> str:
     return f"its memory has reached {in_words(reached)} of {in_words(bound)}"
 
 
+def still_there(stuck: Sequence[StuckWorker]) -> tuple[StuckWorker, ...]:
+    return tuple(worker for worker in stuck if worker.born and processes.born(worker.pid) == worker.born)
+
+
 class Exchange:
     """The part of an engine that speaks with workers."""
 
@@ -75,6 +79,7 @@ class Exchange:
         self._cells: dict[int, int] = {}  # every cell that is mapped here, and its size
         self._times = [0] * TIMES  # how long batches took, of workers that are gone
         self._hung: dict[int, int] = {}  # batches that hung a worker, and the sample in hand; -1: all of them were
+        self._stuck: list[StuckWorker] = []
         self._far_ahead = False  # more batches may wait for their turn than a black box has random states
 
     @property
@@ -329,7 +334,10 @@ class Exchange:
         elif worker.hung:
             in_hand = InHand(in_hand.stage, in_hand.batch, in_hand.position, worker.seconds)
             self._hung[in_hand.batch] = in_hand.position if in_hand.stage is Stage.FETCHING else -1
-        stack = stacks.read(worker.stack_fd)
+        seen = worker.evidence.seen
+        # Where it did not answer, what was written is of something else that it did long before.
+        silent = worker.hung and seen is not None and not seen.stack_answered
+        stack = "" if silent else stacks.read(worker.stack_fd)
         return r.WorkerExited(
             worker.slot,
             worker.incarnation,
@@ -422,6 +430,14 @@ class Exchange:
         except ValueError:  # another thread is just putting it away
             return None, None
 
+    def limit_s(self, slot: int) -> float | None:
+        """After how long what a slot's worker has in hand is taken for hung; None: never."""
+        worker = self._workers[slot]
+        try:
+            return None if worker is None else worker.box.limit_s
+        except ValueError:  # as above
+            return None
+
     def load_of(self, slot: int) -> tuple[Load | None, int | None, int | None]:
         """What a slot's worker did with the last seconds, its descriptors and its threads, as far as anybody looked."""
         worker = self._workers[slot]
@@ -431,6 +447,23 @@ class Exchange:
             return worker.box.load, *worker.box.counts
         except ValueError:  # as above
             return None, None, None
+
+    def _note_stuck(self, slot: int, pid: int, place: str) -> None:
+        self._stuck.append(StuckWorker(slot, pid, place, processes.born(pid)))
+
+    @property
+    def stuck(self) -> tuple[StuckWorker, ...]:
+        """Workers that were killed and are still there, in the kernel."""
+        return still_there(self._stuck)
+
+    def _tell_stuck(self) -> None:
+        """At the end: what is left, and why."""
+        if stuck := self.stuck:
+            log.warning(
+                "%s (%s): SIGKILL was sent, and takes effect when that answers or is unmounted by force",
+                in_kernel_words(stuck),
+                ", ".join(f"pid {worker.pid}" for worker in stuck),
+            )
 
     def box_of(self, slot: int) -> tuple[BlackBox, tuple[int, int, int]] | None:
         """A slot's black box, and who else has it and the stacks open: process and descriptors."""

@@ -42,7 +42,7 @@ _BODIES: dict[int, Any] = {
     Kind.CREPT: Creep,
     # from a zygote
     Kind.FORKED: tuple[int, int, int],
-    Kind.EXITED: tuple[int, int, int, bool, float, Evidence],
+    Kind.EXITED: tuple[int, int, int, bool, float, Evidence, str | None],
     Kind.SUSPECTED: tuple[int, InHand, str, Seen, bool],
     Kind.GREW: tuple[int, Evidence],
     Kind.MEMORY: tuple[bool, int, int, int, int],

@@ -22,7 +22,7 @@ from outlive._metrics.metering import LONG_S, PATIENCE_S, Meter
 from outlive._system import cpus
 from outlive.engines.exchange import Exchange
 from outlive.incident import Incident
-from outlive.statistics import Load
+from outlive.statistics import Load, in_kernel_words
 
 log = logging.getLogger("outlive")
 _monotonic = time.monotonic
@@ -126,6 +126,9 @@ class Metered(Unmetered):
 
     def words_now(self) -> tuple[str, Callable[[Sequence[Load]], str]]:
         return self.machine.breaker.words(time.monotonic()), self._advice
+
+    def stuck_words(self) -> str:
+        return in_kernel_words(self.engine.stuck)
 
     def _advice(self, loads: Sequence[Load]) -> str:
         there = cpus.look()

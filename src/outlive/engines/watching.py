@@ -33,6 +33,7 @@ class Watched:
     first: Activity | None = None  # with what is in hand now: what it did when it was late, and when that was
     first_at: float = 0.0
     before: Activity | None = None  # at the last look
+    answered: bool = False  # it wrote its stacks when it was asked; else those that are there are of another time
     told: int = 0  # how often it was told of
     told_next_s: float = 0.0
     looked_at: float = 0.0
@@ -41,7 +42,8 @@ class Watched:
 
     def begin(self, mark: tuple[int, int, int, int]) -> None:
         """It has something else in hand."""
-        self.mark, self.first, self.before, self.told, self.unwatched_s = mark, None, None, 0, 0.0
+        self.mark, self.first, self.before, self.answered = mark, None, None, False
+        self.told, self.unwatched_s = 0, 0.0
 
 
 @dataclass(frozen=True)
@@ -106,13 +108,19 @@ def look_after(
         seen = hanging.see(pid, stack_fd, ending=True, kin=kin)
         if box.mark != mark:
             return _NOTHING  # it got on while we looked: what it has in hand now is not to blame
-        return Found(None, in_hand.seconds, replace(seen, limit_s=limit_s))
+        return Found(None, in_hand.seconds, _noted(watched, seen, limit_s))
     known = looks is not None or watched.before is None  # else it is known at the next look
     if judgement is Judgement.SUSPECTED and known and limit_s is not None and _is_due(watched, settings, case, doing):
         seen = hanging.see(pid, stack_fd, ending=False, kin=kin)
+        seen = _noted(watched, seen, limit_s)
         watched.before = _activity(pid, kin)  # it woke up to write its stacks
-        return Found((in_hand, stacks.read(stack_fd), replace(seen, limit_s=limit_s), watched.told > 1))
+        return Found((in_hand, stacks.read(stack_fd) if seen.stack_answered else "", seen, watched.told > 1))
     return _NOTHING
+
+
+def _noted(watched: Watched, seen: Seen, limit_s: float | None) -> Seen:
+    watched.answered |= seen.stack_answered
+    return replace(seen, stack_answered=watched.answered, limit_s=limit_s)
 
 
 def _look(watched: Watched, pid: int, kin: Kin | None, at: float) -> Looks | None:

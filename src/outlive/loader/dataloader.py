@@ -22,6 +22,7 @@ from outlive._fleet import load
 from outlive._forensics.ledger import COUNTS, Incidents, Ledger, Quarantine
 from outlive._metrics.metering import Meter
 from outlive._system import cpus
+from outlive.engines.exchange import still_there
 from outlive.errors import PositionError
 from outlive.incident import Incident
 from outlive.limits import budget_of, limits_of
@@ -302,6 +303,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             throttled=throttled,
             advice=load.advice(figures),
             breaker=ledger.breaker.words(time.monotonic()) if ledger.breaker is not None else "closed",
+            stuck=(*still_there(ledger.stuck), *(iterator.stuck if iterator is not None else ())),
             **(self._meter.figures() if self._meter is not None else {}),
         )
 

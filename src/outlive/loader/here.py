@@ -132,6 +132,9 @@ class Trainer:
     def indices(self, batch: int) -> Iterable[int]:
         return ()
 
+    def stuck_words(self) -> str:
+        return ""  # there are no workers
+
     def words_now(self) -> tuple[str, Callable[[Sequence[Load]], str]]:
         breaker = self._ledger.breaker
         return breaker.words(time.monotonic()) if breaker is not None else "closed", lambda loads: ""

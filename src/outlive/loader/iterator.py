@@ -47,7 +47,7 @@ from outlive.loader.samples import MapJob
 from outlive.loader.streams import StreamJob
 from outlive.records import Outcome
 from outlive.settings import FaultPolicy
-from outlive.statistics import Load, SlotStatistics
+from outlive.statistics import Load, SlotStatistics, StuckWorker
 
 _INTERRUPTED_GRACE_S = 0.3  # for busy workers, when somebody waits for his prompt
 
@@ -464,6 +464,10 @@ class SupervisedIterator(HandsOut, torch_loader._MultiProcessingDataLoaderIter):
         looked = (self._engine.load_of(slot)[0] for slot in range(self._num_workers))
         return tuple(load for load in looked if load is not None)
 
+    @property
+    def stuck(self) -> tuple[StuckWorker, ...]:
+        return () if self._shutdown else self._engine.stuck
+
     def slot_statistics(self) -> tuple[SlotStatistics, ...]:
         return looking.at_slots(self._machine, None if self._shutdown else self._engine)
 
@@ -477,6 +481,7 @@ class SupervisedIterator(HandsOut, torch_loader._MultiProcessingDataLoaderIter):
             self._bookmark.left(self)
             self._ledger.loads = self.loads()  # advice is asked for after an epoch more often than in it
             self._shutdown = True
+            self._ledger.stuck += self._engine.stuck
             self._metered.detach()
             self._door.remember(self._machine.breaker.good_batch)
             self._machine.breaker.rest()

@@ -33,6 +33,7 @@ def at_slots(machine: Machine, engine: Any) -> tuple[SlotStatistics, ...]:
                 load=load,
                 descriptors=descriptors,
                 threads=threads,
+                limit_s=None if engine is None else engine.limit_s(slot.number),
             )
         )
     return tuple(rows)

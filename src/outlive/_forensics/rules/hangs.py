@@ -208,6 +208,8 @@ def waiting_for_io(incident: Incident) -> Verdict | None:
     facts = [f"its main thread is in {main.system_call or 'a system call that cannot be seen'}"]
     if main.state == "D":
         facts.append("it waits for a device or a file system, and no signal can interrupt that")
+    if seen.outlives_kill:
+        facts.append("SIGKILL has not ended it: it stays in the kernel until that answers or is unmounted by force")
     if main.waits_in:
         facts.append(f"in the kernel it sleeps in {main.waits_in}")
     target = main.target or ("a disk or a file system" if main.state == "D" else "something that cannot be seen")

@@ -264,9 +264,11 @@ class LocalEngine(Exchange):
                 worker.unprepared, worker.status = said, 0
                 self._ended = True
         elif kind == Kind.EXITED:
-            slot, incarnation, status, hung, seconds, evidence = said
+            slot, incarnation, status, hung, seconds, evidence, place = said
             worker = self._worker(slot, incarnation)
             messages.require(number > 1)
+            if place is not None:
+                self._note_stuck(slot, number, place)
             if worker is not None:
                 worker.pid, worker.status, worker.hung, worker.seconds = number, status, hung, seconds
                 worker.evidence = evidence
@@ -351,7 +353,7 @@ class LocalEngine(Exchange):
             control.close()
         if process is None:
             return None
-        process.join(wait_s)
+        processes.wait_for_end(process.pid, wait_s)
         if process.exitcode is None and not processes.has_ended(process.sentinel):
             processes.kill(process.pid)
             process.join(1.0)
@@ -388,6 +390,7 @@ class LocalEngine(Exchange):
         if killed:
             self._kill_groups(pids)
         self._poller.close()
+        self._tell_stuck()
 
     def _kill_groups(self, pids: list[int]) -> None:
         """End what workers have left in their process groups."""

@@ -50,6 +50,7 @@ from outlive.incident import Stage
 
 LEAVE_GRACE_S = 1.0  # how long a busy worker may take to finish when the trainer hangs up
 FORK_PATIENCE_S = 1.0
+CORPSE_S = 1.0  # from SIGKILL to the end of a worker; one that takes longer waits in the kernel, perhaps for ever
 _NO_PROCESS = (
     "\n(no process can be started: raise the limit with `ulimit -u`, or the container's of processes or memory)"
 )
@@ -70,6 +71,7 @@ class Child:
     vitals: Vitals
     watched: Watched = field(default_factory=Watched)
     condemned: bool = False
+    killed_at: float | None = None  # by us
     seconds: float = 0.0
     seen: Seen | None = None  # how it hung
 
@@ -135,6 +137,7 @@ class Zygote:
         self._entry = entry
         self._settings = settings
         self._children: dict[int, Child] = {}  # by pid
+        self._stuck: dict[int, Child] = {}  # likewise; they were killed and do not end, and others have their slots
         self._trainer = -1
         self._poller = select.poll()
         self._poller.register(channel.fileno(), select.POLLIN)
@@ -175,6 +178,7 @@ class Zygote:
                         self._leave(LEAVE_GRACE_S)
                         return
             self._reap()
+            self._give_up_corpses()
             self._watch()
 
     def _was_told_to_leave(self) -> bool:
@@ -192,8 +196,12 @@ class Zygote:
         elif frame.kind == Kind.FORK:
             self._fork(frame)
         elif frame.kind == Kind.KILL and frame.seq in self._children:
-            processes.kill_group(frame.seq)
-            processes.kill(frame.seq)
+            self._kill(self._children[frame.seq])
+
+    def _kill(self, child: Child) -> None:
+        processes.kill_group(child.pid)
+        processes.kill(child.pid)
+        child.killed_at = child.killed_at or time.monotonic()
 
     def _fork(self, frame: Frame) -> None:
         slot, incarnation = frame.seq, frame.extra
@@ -241,7 +249,7 @@ class Zygote:
                 words.speak()
             self._listener.close()
             self._oom.close()
-            for child in self._children.values():
+            for child in (*self._children.values(), *self._stuck.values()):
                 os.close(child.handle)
                 os.close(child.box_fd)
                 os.close(child.stack_fd)
@@ -284,6 +292,11 @@ class Zygote:
                 # The group before the leader is reaped: until then its pid cannot be anybody else's.
                 processes.kill_group(ended.si_pid)
             pid, status, usage = os.wait4(ended.si_pid, 0)
+            child = self._stuck.pop(pid, None)
+            if child is not None:  # at last
+                if child.words is not None:
+                    self._listener.farewell(child.words)
+                self._forget(child)
             child = self._children.pop(pid, None)
             if child is not None:
                 watching.learn(child.watched, child.box, self._usual)
@@ -291,8 +304,24 @@ class Zygote:
                 self._forget(child)
                 # It hung only if our SIGKILL is what ended it: it may have been dead already.
                 hung = child.condemned and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-                report = (child.slot, child.incarnation, status, hung, child.seconds, evidence)
+                report = (child.slot, child.incarnation, status, hung, child.seconds, evidence, None)
                 self._channel.send(Kind.EXITED, pid, 0, [wire.dump(report)])
+
+    def _give_up_corpses(self) -> None:
+        """Report workers that were killed and do not end as if they had: what waits in the kernel runs no code any
+        more, and their slots are wanted."""
+        now = time.monotonic()
+        for pid, child in list(self._children.items()):
+            if child.killed_at is None or now - child.killed_at < CORPSE_S or processes.has_ended(child.handle):
+                continue
+            from outlive._forensics import hanging
+
+            child.seen = hanging.see_corpse(pid, child.seen)
+            self._stuck[pid] = self._children.pop(pid)
+            place = hanging.drive_of(child.seen)
+            evidence = self._evidence(child, None, None)
+            report = (child.slot, child.incarnation, int(signal.SIGKILL), child.condemned, child.seconds, evidence, place)
+            self._channel.send(Kind.EXITED, pid, 0, [wire.dump(report)])
 
     def _surroundings(self, child: Child, ended: os.waitid_result) -> Surroundings | None:
         """Around a worker that ended otherwise than it should; before it is reaped, for its limits go with it."""
@@ -303,17 +332,18 @@ class Zygote:
         sender = crash.sender_of(child.box) if by_signal else None
         return self._oom.surroundings(child.pid, killed=killed, sender=sender)
 
-    def _evidence(self, child: Child, usage: resource.struct_rusage, around: Surroundings | None) -> Evidence:
-        """What is known of a worker that has just ended, beside what its black box says."""
+    def _evidence(self, child: Child, usage: resource.struct_rusage | None, around: Surroundings | None) -> Evidence:
+        """What is known of a worker that has just ended, beside what its black box says. `usage`: None where it will
+        not end."""
         vitals = child.vitals
         worked = Worked(
             memory=vitals.samples(time.monotonic()),
-            peak_resident_bytes=usage.ru_maxrss * 1024,
-            cpu_s=usage.ru_utime + usage.ru_stime,
+            peak_resident_bytes=usage.ru_maxrss * 1024 if usage is not None else None,
+            cpu_s=usage.ru_utime + usage.ru_stime if usage is not None else None,
             descriptors=vitals.descriptors,
             threads=vitals.threads,
         )
-        said = self._listener.farewell(child.words) if child.words is not None else ""
+        said = self._listener.farewell(child.words) if child.words is not None and usage is not None else ""
         inherited = None if self._unforkable else crash.inherited(child.box)
         return Evidence(worked, child.seen, around, last_words=said, inherited=inherited)
 
@@ -344,7 +374,7 @@ class Zygote:
             processes.kill(pid)
         deadline = time.monotonic() + 2.0
         while time.monotonic() < deadline:
-            rest = processes.children()
+            rest = [pid for pid in processes.children() if pid not in self._stuck]
             if not rest:
                 return
             for pid in rest:
@@ -402,8 +432,7 @@ class Zygote:
                 child.condemned = True
                 child.seconds = found.condemned_after_s
                 child.seen = found.seen
-                processes.kill_group(child.pid)
-                processes.kill(child.pid)
+                self._kill(child)
             if found.suspected is not None or found.condemned_after_s is not None:
                 self._in_a_hurry = True
                 return  # first to whoever calls or has ended, then to the next one that hangs

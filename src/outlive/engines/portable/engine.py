@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
 import weakref
@@ -68,11 +69,14 @@ class Process:
     stack_fd: int
     stack_path: str
     watched: Watched
+    killed_at: float | None = None
+    stuck: bool = False  # it was killed, and waits in the kernel
 
     def end(self) -> None:
         """By force, with what it started in its group."""
         processes.kill_group(self.process.pid)
         self.process.kill()
+        self.killed_at = self.killed_at or time.monotonic()
 
 
 class PortableEngine(Exchange):
@@ -228,9 +232,13 @@ class PortableEngine(Exchange):
     def _look_after_all(self, news: list[News]) -> None:
         """Look for hangs, as the zygote does elsewhere."""
         for worker in self._workers:
-            if worker is None or worker.hung:
+            if worker is None:
                 continue
             held = self._processes[worker.slot]
+            if held.killed_at is not None and time.monotonic() - held.killed_at > _ENDING_S:
+                self._give_up_corpse(worker, held, news)
+            if worker.hung:
+                continue
             found = look_after(held.watched, worker.box, worker.pid, worker.stack_fd, self._watch, self._usual)
             if found.suspected is not None:
                 in_hand, stack, seen, again = found.suspected
@@ -241,6 +249,19 @@ class PortableEngine(Exchange):
                 worker.hung, worker.seconds = True, found.condemned_after_s
                 worker.evidence = replace(worker.evidence, seen=found.seen)
                 held.end()
+
+    def _give_up_corpse(self, worker: Worker, held: Process, news: list[News]) -> None:
+        """Report a worker that was killed and does not end as if it had: what waits in the kernel runs no code."""
+        if held.process.exitcode is not None:
+            return  # it is reported with the next look
+        from outlive._forensics import hanging
+
+        seen = hanging.see_corpse(worker.pid, worker.evidence.seen)
+        worker.evidence = replace(worker.evidence, seen=seen)
+        worker.status, held.stuck = signal.SIGKILL, True
+        self._note_stuck(worker.slot, worker.pid, hanging.drive_of(seen))
+        multiprocessing.process._children.discard(held.process)  # type: ignore[attr-defined]  # joined at exit, for ever
+        self._bury_one(worker, news)
 
     # ------------------------------------------------------------ ending
 
@@ -258,7 +279,7 @@ class PortableEngine(Exchange):
         held.channel.close()
         held.box.release()
         os.close(held.stack_fd)
-        if held.process.exitcode is None:
+        if held.process.exitcode is None and not held.stuck:
             held.process.kill()
             held.process.join(2.0)
         with contextlib.suppress(ValueError):  # it will not end: then nobody can close it
@@ -282,6 +303,7 @@ class PortableEngine(Exchange):
             held.process.join(max(0.0, deadline - time.monotonic()))
         for held in all_held:
             self._put_away(held)
+        self._tell_stuck()
 
     def abandon(self) -> None:
         """In a fork of the trainer: nothing here is ours."""
