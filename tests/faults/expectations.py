@@ -188,4 +188,4 @@ def least_seconds(fault: Fault, site: FaultSite) -> float:
     """How long a hang lasts at least before anything is done about it."""
     if site.moment is Moment.INIT:
         return INIT_FLOOR_S * (10 if fault.needs_timeout else 1)
-    return _timeout_s(site) if fault.needs_timeout else HANG_FLOOR_S
+    return _timeout_s(site) if fault.needs_timeout else HANG_FLOOR_S / 2  # at the second try

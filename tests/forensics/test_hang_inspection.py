@@ -61,6 +61,20 @@ def test_a_worker_that_got_on_while_it_was_looked_at_is_spared(late: BlackBox, m
     assert looked_at(late, monkeypatch, lambda: late.fetch(2)) is None
 
 
+def test_time_in_which_nobody_looked_is_no_time_of_the_worker(late: BlackBox) -> None:
+    """A job that was stopped as a whole, and goes on, is not ended for the time in between."""
+    watched = Watched()
+    patient, impatient = (WatchSettings("auto", floor_s) for floor_s in (30.0, 2.0))
+    look_after(watched, late, os.getpid(), -1, patient, UsualTimes())
+    watched.looked_at -= 9.5  # as if it had been then
+
+    found = look_after(watched, late, os.getpid(), -1, impatient, UsualTimes())
+
+    assert found.suspected is found.condemned_after_s is None
+    assert watched.first is None  # of the ten seconds, half a one counts: it is not even looked at
+    assert late.limit_s == 8.0
+
+
 def test_stacks_are_taken_though_the_request_came_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was without a processor itself, for all the time that it wanted to wait: the answer lies there."""
     fd = memory.create(stacks.SIZE)
