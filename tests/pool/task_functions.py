@@ -72,6 +72,12 @@ def count_starts(folder: str | Path) -> dict[int, int]:
     return {int(file.name): len(file.read_text()) for file in Path(folder).iterdir()}
 
 
+def lock_twice() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
 def sleep_for_ever() -> None:
     while True:
         time.sleep(60)  # this is the hang

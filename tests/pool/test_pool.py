@@ -97,6 +97,18 @@ def test_a_task_that_hangs_is_ended_in_time_and_others_go_on(method):
     assert error.incident.hung
 
 
+def test_a_deadlocked_task_is_ended_soon_when_the_timeout_is_auto():
+    """By what the worker does, as in a loader; its second try has half the time."""
+    policy = FaultPolicy(hang_floor_s=0.4, hang_wait_s=60.0, hang_busy_s=60.0)
+    with Pool(1, "fork", task_timeout="auto", retries=1, faults=policy) as pool:
+        error: Any = pool.submit(task_functions.lock_twice).exception(DEADLINE_S)
+        assert pool.submit(task_functions.square, 3).result(DEADLINE_S) == 9
+
+    assert isinstance(error, TaskTimeoutError)
+    hangs = [incident.evidence.seen for incident in pool.incidents if incident.hung]
+    assert [seen.limit_s for seen in hangs if seen is not None] == [0.4, 0.2]
+
+
 SLOW_TO_IMPORT = """
 import os, time
 if os.getpid() != PARENT:
@@ -461,7 +473,7 @@ def test_what_it_takes_is_checked():
         ({"recycle_after": "often"}, "number of tasks"),
         ({"retries": -1}, "at least 0"),
         ({"task_timeout": 0}, "task_timeout must be more than 0"),
-        ({"task_timeout": "auto"}, "task_timeout must be a number"),
+        ({"task_timeout": "never"}, "task_timeout must be a number"),
         ({"faults": FaultPolicy(sample_timeout=3.0)}, "task_timeout"),
         ({"faults": FaultPolicy("skip")}, r"map\("),
         ({"faults": FaultPolicy(max_bad=3)}, "own outcome"),

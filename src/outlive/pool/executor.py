@@ -74,7 +74,8 @@ class Pool(Executor):
     initializer, initargs  called in each worker before its first task
     retries       how often a task that killed its worker is tried again; 0: no task is ever begun twice; None: as
                   `faults` says, or 1
-    task_timeout  seconds a task may take before its worker is ended and it counts as hung; None: as long as it likes
+    task_timeout  seconds a task may take before its worker is ended and it counts as hung; "auto": by what the worker
+                  does, as a loader's sample_timeout; None: as long as it likes
     memory_limit  private memory of a worker, such as "2GiB": near it the worker is recycled after its task
     memory_budget  memory of all workers together, such as "24GiB" or "80%"; None: what container or machine leave
     recycle_after  a fresh worker after so many tasks (500) or growth ("1GiB")
@@ -95,7 +96,7 @@ class Pool(Executor):
         initargs: tuple[Any, ...] = (),
         *,
         retries: int | None = None,
-        task_timeout: float | None = None,
+        task_timeout: float | Literal["auto"] | None = None,
         memory_limit: str | int | None = None,
         memory_budget: str | int | None = None,
         recycle_after: str | int | None = None,
@@ -253,9 +254,11 @@ _ELSEWHERE = {
 }
 
 
-def policy_of(faults: FaultPolicy | None, retries: int | None, task_timeout: float | None) -> FaultPolicy:
+def policy_of(
+    faults: FaultPolicy | None, retries: int | None, task_timeout: float | Literal["auto"] | None
+) -> FaultPolicy:
     """Of a pool: a task that kills is left out and its future told; how many do so is the user's affair."""
-    if task_timeout is not None:
+    if task_timeout not in (None, "auto"):
         check_number("task_timeout", task_timeout, least=0)
         if task_timeout == 0:
             raise ValueError("task_timeout must be more than 0 seconds (None: as long as it likes), got 0")
