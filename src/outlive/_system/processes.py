@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import select
 import signal
@@ -80,9 +81,10 @@ def be_killed_first() -> None:
 
 
 def leave_within(seconds: float) -> None:
-    """End in order, but in so many seconds at most: Python waits for threads, and some never end."""
+    """End in order, but in so many seconds at most: Python waits for threads and processes, and some never end."""
     others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-    if hasattr(signal, "setitimer") and any(not thread.daemon for thread in others):
+    waits = multiprocessing.active_children() or any(not thread.daemon for thread in others)
+    if hasattr(signal, "setitimer") and waits:
         signal.signal(signal.SIGALRM, _leave_now)
         signal.setitimer(signal.ITIMER_REAL, seconds)
 

@@ -19,6 +19,8 @@ import operator
 import os
 import sys
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing import process as stdlib_process
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +72,36 @@ def _start(process: Any, end: End | None) -> None:
 def _is_there(path: str) -> bool:
     folder = getattr(stdlib_process, "ORIGINAL_DIR", None) or ""  # where multiprocessing looks
     return os.path.exists(os.path.join(folder, path))
+
+
+@dataclass(frozen=True)
+class Family:
+    """Who workers are to multiprocessing: as if the trainer had started one process for each slot."""
+
+    names: tuple[str, ...]  # by slot
+    identities: tuple[tuple[int, ...], ...]
+    parent_name: str
+    parent_pid: int
+
+    @classmethod
+    def here(cls, context: Any, slots: int) -> Family:
+        members = [context.Process() for _ in range(slots)]  # each takes the next number
+        parent = stdlib_process.current_process().name
+        return cls(tuple(m.name for m in members), tuple(m._identity for m in members), parent, os.getpid())
+
+    def assign(self, slot: int, process: Any) -> None:
+        """Make this process the one of that slot. It may start others, which a daemonic process may not."""
+        process._name, process._identity = self.names[slot], self.identities[slot]
+        process._config["daemon"] = False
+
+    def become(self, slot: int, target: Callable[..., Any], args: tuple[Any, ...], sentinel: int) -> int:
+        """Run `target` as a child of multiprocessing's runs its own: with fresh registries, without standard input;
+        its exit code. `sentinel`: can be read once the trainer has ended."""
+        process: Any = multiprocessing.Process(target=target, args=args)
+        self.assign(slot, process)
+        process._parent_name, process._parent_pid = self.parent_name, self.parent_pid
+        code: int = process._bootstrap(parent_sentinel=sentinel)
+        return code
 
 
 def settle() -> None:

@@ -38,7 +38,7 @@ from outlive.orders import AnswerDoubt
 
 T = TypeVar("T")
 
-_LEAVE_S = 0.3  # for threads of the user's to end, when a worker is recycled
+_LEAVE_S = 0.3  # for threads and processes of the user's to end, when a worker leaves before the others
 _SHORT_NS = 5_000_000  # batches that take less are timed now and then
 _TIMED_OF_SHORT = 16
 _LONGEST_SLEEP_S = 0.05  # between two looks whether the trainer is still there
@@ -199,6 +199,7 @@ class Desk:
     def leave(self) -> None:
         """Make room for a fresh worker, which does what this one has in hand."""
         self.box.retire(Reason.SOURCE, 0, 0)
+        processes.leave_within(_LEAVE_S)
         raise EOFError
 
     def _consult(self, kind: Kind, seq: int, question: Any, answer: Kind) -> Body:
@@ -312,6 +313,7 @@ def main(
             elif frame.kind == Kind.DISMISS:
                 box.retire(Reason.DISMISSED, 0, 0)
                 box.enter(Stage.LEAVING)
+                processes.leave_within(_LEAVE_S)
                 return
     except EOFError:
         box.enter(Stage.LEAVING)

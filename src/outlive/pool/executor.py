@@ -11,11 +11,13 @@ import dataclasses
 import logging
 import math
 import multiprocessing
+import os
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future, InvalidStateError
+from multiprocessing import util
 from typing import Any, Literal
 
 from outlive._forensics.ledger import Incidents, Ledger
@@ -32,6 +34,7 @@ from outlive.settings import FaultPolicy, check_listeners, check_number, check_t
 log = logging.getLogger("outlive")
 
 _managers: weakref.WeakSet[Manager] = weakref.WeakSet()
+_finished_in = -1  # the process in which they are finished at its end
 
 
 class _Submitted(Item):
@@ -140,7 +143,7 @@ class Pool(Executor):
             threads=check_threads(worker_threads),
         )
         self._manager = Manager(settings, self._ledger)
-        _managers.add(self._manager)
+        _finish_at_exit(self._manager)
         self._finalizer = weakref.finalize(self, self._manager.stop)
         self._finalizer.atexit = False  # `_finish_all` sees to it, while threads can still be waited for
 
@@ -304,6 +307,15 @@ def _join_all(managers: list[Manager], *, end: bool) -> None:
         manager.stop(end=end)
     for manager in managers:
         manager.join()
+
+
+def _finish_at_exit(manager: Manager) -> None:
+    global _finished_in
+    _managers.add(manager)
+    if _finished_in != os.getpid():
+        # multiprocessing's own children end the processes that they started before they wait for threads.
+        _finished_in = os.getpid()
+        util.Finalize(None, _finish_all, exitpriority=20)
 
 
 # Before Python waits for threads: ours would wait for tasks for ever.

@@ -31,6 +31,7 @@ from outlive._system import channel as channels
 from outlive._system import memory, nameless, ownership, processes, starting
 from outlive._system.channel import Channel, Frame
 from outlive._system.lifeline import Lifeline
+from outlive._system.starting import Family
 from outlive._transport.leases import CellTable
 from outlive._transport.wire import Kind
 from outlive._worker import failures, loop
@@ -70,6 +71,7 @@ class LocalEngine(Exchange):
         self._context = context  # a multiprocessing context, or the module
         self._job = job
         self._watch = watch
+        self._family = Family.here(context, slots)
         self._process: Any = None
         self._lifeline: Lifeline | None = None  # of a zygote that imports and loads
         self._control: Channel | None = None
@@ -110,7 +112,7 @@ class LocalEngine(Exchange):
         try:
             process = self._context.Process(
                 target=zygote.main,
-                args=(theirs, Payload(self._job), loop.main, self._watch_now(), end),
+                args=(theirs, Payload(self._job), loop.main, self._watch_now(), self._family, end),
                 name="outlive-zygote",
             )
             process.daemon = True

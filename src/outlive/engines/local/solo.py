@@ -10,7 +10,6 @@ The zygote stays its parent and watchman. Slower to start than a fork by the use
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import pickle
 import socket
@@ -21,19 +20,22 @@ from typing import Any
 
 from outlive._system import nameless, processes, starting
 from outlive._system.channel import Channel
+from outlive._system.starting import Family
 from outlive._transport.wire import Kind, dump
 from outlive._worker import failures
 from outlive.incident import Stage
 
 
-def become(slot: int, descriptors: tuple[int, ...], payload: Any, entry: Callable[..., None], zygote: int) -> None:
+def become(
+    slot: int, descriptors: tuple[int, ...], payload: Any, entry: Callable[..., None], family: Family, zygote: int
+) -> None:
     """In a fork of the zygote: run a fresh interpreter in our place. Does not return."""
     inherited = list(getattr(forkserver._forkserver, "_inherited_fds", None) or [])
     # Two pickles: the first one sets sys.path for the second.
-    preparation: dict[str, Any] = spawn.get_preparation_data(starting.HastyName(f"Worker-{slot}"))
+    preparation: dict[str, Any] = spawn.get_preparation_data(starting.HastyName(family.names[slot]))
     preparation["authkey"] = bytes(preparation["authkey"])
     told = pickle.dumps(preparation)
-    rest = pickle.dumps((slot, descriptors, payload.as_pickled(), entry, zygote, inherited))
+    rest = pickle.dumps((slot, descriptors, payload.as_pickled(), entry, family, zygote, inherited))
     fd = os.memfd_create("outlive-solo")
     os.write(fd, len(told).to_bytes(8, "little") + told)
     with os.fdopen(os.dup(fd), "wb") as file:
@@ -59,24 +61,18 @@ def main(fd: int) -> None:
         spawn.prepare(pickle.loads(told))
     except BaseException as problem:  # told below, once there is somebody to tell
         error = problem
-    slot, descriptors, payload, entry, zygote, inherited = pickle.loads(rest)
+    slot, descriptors, payload, entry, family, zygote, inherited = pickle.loads(rest)
     starting.settle()
     processes.die_with_parent(zygote)
     processes.name_thread(f"outlive-w{slot}")
     if inherited:
         forkserver._forkserver._inherited_fds = inherited  # type: ignore[attr-defined]
-    socket_fd, bell_fd, box_fd, stack_fd = descriptors
+    socket_fd, bell_fd, box_fd, stack_fd, trainer = descriptors
+    os.set_inheritable(trainer, False)
     channel = Channel(socket.socket(fileno=socket_fd), blocking=True, owned=True, bell=bell_fd)
     if error is not None:
         channel.send(Kind.UNPREPARED, 0, 0, [dump(failures.capture(error, Stage.PREPARING))])
         os._exit(1)
-    process = multiprocessing.Process(
-        target=entry,
-        args=(channel, nameless.adopt(box_fd), stack_fd, payload.load, slot),
-        name=f"Worker-{slot}",
-        daemon=True,
-    )
-    process._parent_pid = zygote  # type: ignore[attr-defined]
-    code = process._bootstrap(parent_sentinel=None)  # type: ignore[attr-defined]
+    code = family.become(slot, entry, (channel, nameless.adopt(box_fd), stack_fd, payload.load, slot), trainer)
     sys.stdout.flush()
     os._exit(code)

@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import gc
 import importlib
-import multiprocessing
 import os
 import resource
 import select
@@ -35,6 +34,7 @@ from outlive._forensics.kin import Kin
 from outlive._forensics.surroundings import OomWatch
 from outlive._system import lifeline, nameless, processes, starting
 from outlive._system.channel import Channel, Frame
+from outlive._system.starting import Family
 from outlive._transport import wire
 from outlive._transport.wire import Kind
 from outlive._worker import failures
@@ -76,7 +76,9 @@ class Child:
     seen: Seen | None = None  # how it hung
 
 
-def main(sock: socket.socket, payload: Payload, entry: Entry, settings: WatchSettings, end: int | None) -> None:
+def main(
+    sock: socket.socket, payload: Payload, entry: Entry, settings: WatchSettings, family: Family, end: int | None
+) -> None:
     """The zygote's whole life, in a process of its own. `end`: of the trainer's lifeline, where there is something to
     import and load, which may take long: that ends with the trainer at once."""
     processes.lead_own_group()
@@ -106,7 +108,7 @@ def main(sock: socket.socket, payload: Payload, entry: Entry, settings: WatchSet
     if end is not None:
         lifeline.let_go(end)
         os.close(end)
-    Zygote(channel, payload, entry, settings, (woken, wake), unforkable).serve()
+    Zygote(channel, payload, entry, settings, family, (woken, wake), unforkable).serve()
     os._exit(0)
 
 
@@ -129,6 +131,7 @@ class Zygote:
         payload: Payload,
         entry: Entry,
         settings: WatchSettings,
+        family: Family,
         wake: tuple[int, int],
         unforkable: str,
     ) -> None:
@@ -136,6 +139,7 @@ class Zygote:
         self._payload = payload
         self._entry = entry
         self._settings = settings
+        self._family = family
         self._children: dict[int, Child] = {}  # by pid
         self._stuck: dict[int, Child] = {}  # likewise; they were killed and do not end, and others have their slots
         self._trainer = -1
@@ -253,23 +257,13 @@ class Zygote:
                 os.close(child.handle)
                 os.close(child.box_fd)
                 os.close(child.stack_fd)
-            if self._trainer >= 0:
-                os.close(self._trainer)
             if self._unforkable:
-                solo.become(slot, descriptors, self._payload, self._entry, os.getppid())
+                solo.become(slot, (*descriptors, self._trainer), self._payload, self._entry, self._family, os.getppid())
             processes.name_thread(f"outlive-w{slot}")
             socket_fd, bell_fd, box_fd, stack_fd = descriptors
             channel = Channel(socket.socket(fileno=socket_fd), blocking=True, owned=True, bell=bell_fd)
-            process = multiprocessing.Process(
-                target=self._entry,
-                args=(channel, nameless.adopt(box_fd), stack_fd, self._payload.load, slot),
-                name=f"Worker-{slot}",
-                daemon=True,
-            )
-            # The same steps that multiprocessing takes in its own children: fresh registries,
-            # closed stdin, sys.exit as exit code, flushed streams.
-            process._parent_pid = os.getppid()  # type: ignore[attr-defined]
-            code = process._bootstrap(parent_sentinel=None)  # type: ignore[attr-defined]
+            args = (channel, nameless.adopt(box_fd), stack_fd, self._payload.load, slot)
+            code = self._family.become(slot, self._entry, args, self._trainer)
         except BaseException:  # nobody above us to tell: the zygote's frames are not ours
             traceback.print_exc()
         finally:
@@ -320,7 +314,8 @@ class Zygote:
             self._stuck[pid] = self._children.pop(pid)
             place = hanging.drive_of(child.seen)
             evidence = self._evidence(child, None, None)
-            report = (child.slot, child.incarnation, int(signal.SIGKILL), child.condemned, child.seconds, evidence, place)
+            status = int(signal.SIGKILL)
+            report = (child.slot, child.incarnation, status, child.condemned, child.seconds, evidence, place)
             self._channel.send(Kind.EXITED, pid, 0, [wire.dump(report)])
 
     def _surroundings(self, child: Child, ended: os.waitid_result) -> Surroundings | None:

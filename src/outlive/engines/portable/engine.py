@@ -30,6 +30,7 @@ from outlive._capture.blackbox import BlackBox
 from outlive._system import memory, ownership, processes, starting
 from outlive._system import portable_channel as channels
 from outlive._system.portable_channel import PortableChannel
+from outlive._system.starting import Family
 from outlive._transport.leases import CellTable
 from outlive._transport.wire import Kind
 from outlive._worker import failures
@@ -84,6 +85,7 @@ class PortableEngine(Exchange):
         super().__init__(slots)
         method = context.get_start_method()
         self._context = context if method in ("spawn", "forkserver") else multiprocessing.get_context("spawn")
+        self._family = Family.here(self._context, slots)
         self._payload = Payload(job)
         self._watch = watch
         self._processes: dict[int, Process] = {}  # by slot
@@ -128,9 +130,11 @@ class PortableEngine(Exchange):
             on_error.callback(os.unlink, stack_path)
             view = BlackBox(memory.attach(box, blackbox.SIZE))
             process = self._context.Process(
-                target=portable_worker.main, args=(theirs, box, stack_path, self._payload), name="outlive-worker"
+                target=portable_worker.main,
+                args=(theirs, box, stack_path, self._payload, self._family),
+                name="outlive-worker",
             )
-            process.daemon = True
+            process.daemon = True  # here: none of them is waited for when this process ends
             starting.start(process)
             on_error.pop_all()
         return Process(process, channel, view, box, stack_fd, stack_path, Watched())

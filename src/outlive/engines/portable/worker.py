@@ -20,12 +20,13 @@ from outlive._capture import blackbox
 from outlive._system import memory, processes, starting
 from outlive._system.memory import Handle
 from outlive._system.portable_channel import PortableChannel
+from outlive._system.starting import Family
 from outlive._transport.wire import Kind
 from outlive._worker import loop
 from outlive.engines.payload import Payload
 
 
-def main(sock: socket.socket, box: Handle, stack_path: str, payload: Payload) -> None:
+def main(sock: socket.socket, box: Handle, stack_path: str, payload: Payload, family: Family) -> None:
     """In a process of its own, until the trainer hangs up or dies."""
     processes.lead_own_group()
     _leave_with_trainer()
@@ -42,6 +43,7 @@ def main(sock: socket.socket, box: Handle, stack_path: str, payload: Payload) ->
     if not frames:
         return
     assert frames[0].kind == Kind.ASSIGN
+    family.assign(frames[0].seq, multiprocessing.current_process())
     loop.main(channel, mapped, stack_fd, load, frames[0].seq, frames[1:])
 
 
