@@ -175,6 +175,32 @@ def grow(given: list[int]) -> int:
     return len(given)
 
 
+class Counter:
+    """A callable that counts its calls, as do its method and a partial of its list."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def __call__(self, number: int) -> int:
+        return grow(self.calls)
+
+    def call(self, number: int) -> int:
+        return grow(self.calls)
+
+
+def grow_and_ignore(given: list[int], number: int) -> int:
+    return grow(given)
+
+
+def fail_twice(array: Any, folder: str, number: int) -> float:
+    """Changes its argument in each of three attempts."""
+    array += 1
+    note(folder, number)
+    if count_starts(folder)[number] < 3:
+        raise OSError("not yet")
+    return float(array[0])
+
+
 _KEPT: list[int] = []
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import signal
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -277,3 +279,52 @@ def test_a_result_costs_its_task_only_when_its_error_has_no_text(when):
 
         assert futures[1].result() == 3
         assert "<its __str__ raised RuntimeError>" in str(futures[0].exception())
+
+
+# ---------------------------------------------------------------- what a function brings
+
+
+def closure_over(given: list[int]) -> Any:
+    return lambda number: task_functions.grow(given)
+
+
+CALLABLES = {
+    "method": task_functions.Counter().call,
+    "instance": task_functions.Counter(),
+    "partial": functools.partial(task_functions.grow_and_ignore, []),
+}
+
+
+@pytest.mark.parametrize("kind", CALLABLES)
+def test_a_function_with_data_is_called_as_it_was_given(kind):
+    """What one task does to it, no other task sees: as in a pool of the standard library."""
+    function = CALLABLES[kind]
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        expected = [*(pool.submit(function, n).result() for n in range(3)), *pool.map(function, range(100))]
+    with Pool(1) as pool:
+        assert list(pool.map(task_functions.square, range(1000)))  # so short that the next are sent together
+        submitted = [pool.submit(function, n) for n in range(3)]
+        found = [*(task.result(DEADLINE_S) for task in submitted), *pool.map(function, range(100))]
+
+    assert found == expected == [1] * 103
+
+
+def test_tasks_with_the_same_closure_share_nothing():
+    with Pool(1) as pool:
+        tasks = [pool.submit(closure_over([]), n) for n in range(3)]
+        assert [task.result(DEADLINE_S) for task in tasks] == [1] * 3
+
+
+@pytest.mark.parametrize("kind", ["partial", "closure", pytest.param("large closure", marks=pytest.mark.full)])
+@pytest.mark.parametrize("how", ["submit", "map"])
+def test_a_function_that_is_tried_again_has_its_data_as_they_were(how, kind, tmp_path):
+    """Each attempt adds 1 to an array of ones that the function brought."""
+    array, folder = np.ones(LARGE if kind == "large closure" else 3), str(tmp_path)
+    function: Any = lambda number: task_functions.fail_twice(array, folder, number)  # noqa: E731
+    if kind == "partial":
+        function = functools.partial(task_functions.fail_twice, array, folder)
+    with Pool(1, faults=FaultPolicy(retry_on=OSError, retries=2, backoff_s=0.0)) as pool:
+        found = list(pool.map(function, [0])) if how == "map" else [pool.submit(function, 0).result(DEADLINE_S)]
+
+    assert found == [2.0]
+    assert task_functions.count_starts(tmp_path) == {0: 3}

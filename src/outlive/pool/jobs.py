@@ -18,6 +18,7 @@ import random
 import sys
 import time
 import traceback
+import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,7 +32,7 @@ from outlive.incident import Decision, Stage
 from outlive.limits import NO_LIMITS, Limits
 from outlive.pool.failing import Raised, UnpicklableResultError, UnreadableTaskError
 from outlive.pool.parcels import PLAIN, Apart, Message, are_plain, dumps
-from outlive.pool.work import Shared
+from outlive.pool.work import Sent, Shared
 from outlive.settings import FaultPolicy
 
 _MOST_FUNCTIONS = 256
@@ -86,7 +87,7 @@ class PoolJob:
     def prepare(self, desk: Desk, slot: int, restored: Restored) -> None:
         self.desk = desk
         desk.randomness = _NoRandomness()  # type: ignore[assignment]
-        self._functions: dict[bytes, Callable[..., Any]] = {}
+        self._functions: dict[Sent, Callable[..., Any]] = {}
         _seed_apart()
         if self.threads is not None:
             threads.limit(self.threads)
@@ -129,14 +130,14 @@ class PoolJob:
             blobs = range(first, first + len(positions)) if apart else range(first, first + 1)
             first = blobs.stop
             arguments = _Apart(message, blobs, self._keep) if apart else _Together(message, blobs[0], rows, self._keep)
-            self._run_segment(seq, functions[function], positions, arguments, results, until)
+            self._run_segment(seq, Sent(*functions[function]), positions, arguments, results, until)
         results.seconds = (time.monotonic_ns() - begun) / 1e9
         self._send(seq, results, probe, together)
 
     def _run_segment(
         self,
         seq: int,
-        function: bytes,
+        function: Sent,
         positions: Sequence[int],
         given: _Apart | _Together,
         results: Results,
@@ -150,8 +151,7 @@ class PoolJob:
         words[SINCE] = clock()
         failed = len(results.raised)
         try:
-            function_itself = self._functions.get(function) or self._load(function)
-            call, arguments = given.calls(function_itself)
+            call, arguments = given.calls(self._functions.get(function) or self._load(function))
         except BaseException as error:
             for position in positions:
                 self._note(_unreadable(error), position, results, Stage.FETCHING)
@@ -170,7 +170,7 @@ class PoolJob:
                     add(call(argument))
                 break
             except BaseException as error:  # and on with the next one
-                again = functools.partial(given.call_again, function_itself, list(positions).index(position))
+                again = functools.partial(given.call_again, _Fresh(function), list(positions).index(position))
                 self._failed(error, seq, position, results, again)
         if results.rest or len(results.raised) > failed:
             left_out = {*results.rest, *results.raised}
@@ -178,19 +178,21 @@ class PoolJob:
         if positions:
             results.done.append(positions)
 
-    def _load(self, pickled: bytes) -> Callable[..., Any]:
+    def _load(self, function: Sent) -> Callable[..., Any]:
         if len(self._functions) >= _MOST_FUNCTIONS:
             self._functions.clear()
         held = self.desk.box.in_hand()
         # Its module may have much to import, in every fresh worker: that is no part of what a task may take.
         self.desk.box.enter(Stage.AT_WORK, held.batch, held.position)
         try:
-            call: Any = pickle.loads(pickled)
+            call: Any = pickle.loads(function.pickled)
             if type(call) is Shared:
                 call = pickle.loads(call.pickled)
+            elif _has_state(function, call):
+                call = _Fresh(function)
         finally:
             self.desk.box.enter(Stage.FETCHING, held.batch, held.position)
-        self._functions[pickled] = call
+        self._functions[function] = call
         return call  # type: ignore[no-any-return]
 
     def _failed(
@@ -270,6 +272,28 @@ class PoolJob:
             return None
         finally:
             self.desk.arena.begin()
+
+
+def _has_state(function: Sent, call: Any) -> bool:
+    """Whether it brings data that a task can change: a method its object, a partial its arguments.
+
+    What is found by name has none, and what is defined in `__main__` has globals, which last as long as the worker. So
+    does, of a whole `map`, what a closure or a large function brings: it may take long to load.
+    """
+    if isinstance(call, types.FunctionType):
+        return not function.mapped and call.__closure__ is not None
+    return not isinstance(call, type) and pickle.loads(function.pickled) is not call
+
+
+class _Fresh:
+    """A function that is loaded for each call: it is called as it was given, whatever was done to it before."""
+
+    def __init__(self, function: Sent) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call: Any = pickle.loads(self._function.pickled)
+        return (pickle.loads(call.pickled) if type(call) is Shared else call)(*args, **kwargs)
 
 
 _Calls = tuple[Callable[[Any], Any], Iterable[Any]]  # a function of one argument, and what to give it, row by row

@@ -82,6 +82,13 @@ class Shared:
         self.pickled = pickled
 
 
+class Sent(NamedTuple):
+    """A function on its way: a whole `map`'s, or one task's."""
+
+    pickled: bytes
+    mapped: bool
+
+
 class Segment(NamedTuple):
     """The part of a chunk that has one function."""
 
@@ -101,7 +108,7 @@ class Chunk:
         self.firsts: list[int] = []  # the position of each item's first row
         self.unsendable: dict[int, BaseException] = {}  # by position
         self.size = 0
-        self._functions: dict[bytes, int] = {}
+        self._functions: dict[Sent, int] = {}
         self._segments: list[Segment] = []
         self._was_sent = False
         for run in _runs(self.items):
@@ -114,11 +121,12 @@ class Chunk:
     def _add(self, run: list[Item], positions: range) -> None:
         item = run[0]
         try:
-            pickled = item.function.pickled if type(item.function) is Function else dumps(item.function)
+            mapped = type(item.function) is Function
+            sent = Sent(item.function.pickled if mapped else dumps(item.function), mapped)
         except Exception as error:
             self.unsendable.update(dict.fromkeys(positions, error))
             return
-        function = self._functions.setdefault(pickled, len(self._functions))
+        function = self._functions.setdefault(sent, len(self._functions))
         rows = item.rows if len(run) == 1 else [row for item in run for row in item.rows]
         columns = [rows] if item.single else list(zip(*rows))
         even = item.single or len(set(map(len, rows))) == 1
@@ -177,7 +185,7 @@ class Chunk:
         # Sent again, one of them may have killed a worker: how often is counted for as long as they are together.
         hands_back, self._was_sent = not self._was_sent, True
         told = [(s.function, s.positions, s.apart, s.rows) for s in segments]
-        head = (list(self._functions), told, together, hands_back)
+        head = (list(map(tuple, self._functions)), told, together, hands_back)
         return parcels.message(head, blobs)
 
     def _part(self, segment: Segment, excluded: frozenset[int], probe: tuple[int, ...] | None) -> Segment:
