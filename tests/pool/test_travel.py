@@ -281,6 +281,21 @@ def test_a_result_costs_its_task_only_when_its_error_has_no_text(when):
         assert "<its __str__ raised RuntimeError>" in str(futures[0].exception())
 
 
+@pytest.mark.parametrize("kind", ["small", pytest.param("large", marks=pytest.mark.full)])
+def test_tasks_that_are_parted_after_a_death_get_their_arguments_as_they_were(kind, tmp_path):
+    """A result killed the worker that packed it: each task of the chunk is tried alone. The caller has gone on."""
+    given = [ARGUMENTS[kind]() for _ in range(3)]
+    with Pool(1, retries=3) as pool:
+        results = pool.map(task_functions.first_or_death, given, [str(tmp_path)] * 3, range(3), chunksize=3)
+        task_functions.wait_for(str(tmp_path / "begun 2"))
+        for array in given:
+            set_all(array, 2)
+        task_functions.note(str(tmp_path), "changed")
+        assert list(results) == [1.0] * 3
+
+    assert (tmp_path / "begun 2").read_text() == "xx"
+
+
 # ---------------------------------------------------------------- what a function brings
 
 

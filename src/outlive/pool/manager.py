@@ -380,7 +380,10 @@ class Manager:
     def _pieces(self, item: Item) -> list[Item]:
         """What was handed back, as it is better sent."""
         size = self._together
-        return [item.part(at, min(at + size, len(item.rows))) for at in range(0, len(item.rows), size)]
+        pieces = [item.part(at, min(at + size, len(item.rows))) for at in range(0, len(item.rows), size)]
+        for piece in pieces:
+            piece.whole = None  # none was begun: what was pickled with them need not be sent with each
+        return pieces
 
     def _learn(self, chunk: Chunk, results: Results, nbytes: int) -> None:
         count = max(1, results.count)

@@ -75,6 +75,8 @@ class _Bunch(Item):
         part = _Bunch(self.mapping, self.first + start, self.rows[start:stop])
         part.number = self.number + start
         part.blobs = {row - start: blob for row, blob in self.blobs.items() if start <= row < stop}
+        if self.whole is not None:
+            part.whole = self.whole[0], self.whole[1][start:stop]
         return part
 
 

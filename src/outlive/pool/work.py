@@ -26,7 +26,7 @@ class Item:
     Subclasses say what becomes of the outcome.
     """
 
-    __slots__ = ("alone", "apart", "blobs", "function", "kwargs", "number", "rows", "single")
+    __slots__ = ("alone", "apart", "blobs", "function", "kwargs", "number", "rows", "single", "whole")
 
     def __init__(self, function: Any, rows: list[Any], kwargs: dict[str, Any] | None = None) -> None:
         self.function = function
@@ -37,6 +37,7 @@ class Item:
         self.alone = False  # not to be put together with others
         self.apart = True  # rows have no object in common, on the other side
         self.blobs: dict[int, Blob] = {}  # rows that were pickled already: another attempt is given what the first was
+        self.whole: tuple[Blob, Sequence[int]] | None = None  # or the one pickle of all, and where in it its rows are
 
     def row(self, number: int) -> tuple[Any, ...]:
         return (self.rows[number],) if self.single else self.rows[number]
@@ -152,9 +153,16 @@ class Chunk:
             self._segments.append(Segment(function, live, True, blobs))
 
     def _add_whole(self, function: int, positions: range, columns: list[Any], run: list[Item]) -> None:
+        item = run[0]
         try:
+            if item.whole is not None:
+                blob, rows = item.whole
+                self._segments.append(Segment(function, positions, False, [blob], list(rows)))
+                return
             blob = blob_of((columns, None), keep=self._keep)
             self._segments.append(Segment(function, positions, False, [blob]))
+            if self._keep:
+                item.whole = blob, range(len(item.rows))
         except Exception:
             self._add_apart(function, positions, run)
 
@@ -198,6 +206,8 @@ class Chunk:
         live = [segment.positions[row] for row in rows]
         if segment.apart:
             return Segment(segment.function, live, True, [segment.blobs[row] for row in rows])
+        if segment.rows is not None:
+            rows = [segment.rows[row] for row in rows]
         return Segment(segment.function, live, False, segment.blobs, rows)
 
 
