@@ -22,10 +22,9 @@ from outlive._transport import wire
 from outlive._transport.wire import Kind
 from outlive._worker import loop
 from outlive.engines import messages
-from outlive.engines.workers import Memory, Result, Stand, Worker
+from outlive.engines.workers import Memory, Result, Stand, Worker, still_there, why_recycled
 from outlive.evidence import CreepKind, Evidence, Worked
 from outlive.incident import Decision, Exit, InHand, Stage
-from outlive.quantities import in_words
 from outlive.records import Event
 from outlive.statistics import Load, StuckWorker, in_kernel_words
 
@@ -36,33 +35,6 @@ News = tuple[Event, Any]
 _RESULT = int(Kind.RESULT)
 _BATCH_STAGES = (Stage.FETCHING, Stage.FETCHING_MANY, Stage.COLLATING)
 _SCRIBBLED = "It wrote to a socket of outlive's, a descriptor that is not its own, and was killed for it.\n"
-
-
-def _why_recycled(worker: Worker) -> str:
-    """Why a worker has left of its own accord; empty if it has not."""
-    reason, reached, bound = worker.box.retired
-    if worker.status != 0 or reason in (Reason.NONE, Reason.REFUSED):
-        return ""
-    if reason is Reason.DISMISSED:
-        return "it was asked to leave"
-    if reason is Reason.ASKED:
-        return "somebody who watches the job asked for a fresh one"
-    if reason is Reason.SOURCE:
-        return "the source of its samples is gone, and a fresh worker may be the first to reach it"
-    if reason is Reason.BATCHES:
-        return f"it has done {reached} batches"
-    if reason is Reason.SAMPLES:
-        return f"it has done {reached} samples, of {bound} that it may"
-    if reason is Reason.GROWTH:
-        return f"its memory has grown by {in_words(reached)}, of {in_words(bound)} that it may"
-    if reason in (Reason.DESCRIPTORS, Reason.THREADS):
-        what = "open descriptors" if reason is Reason.DESCRIPTORS else "threads"
-        return f"it has {reached} {what}, of {bound} that it may, and they become more and more"
-    return f"its memory has reached {in_words(reached)} of {in_words(bound)}"
-
-
-def still_there(stuck: Sequence[StuckWorker]) -> tuple[StuckWorker, ...]:
-    return tuple(worker for worker in stuck if worker.born and processes.born(worker.pid) == worker.born)
 
 
 class Exchange:
@@ -348,7 +320,7 @@ class Exchange:
             + (stacks.without_repeats(stack) if worker.hung else stack),
             evidence=self._evidence(worker),
             hung=worker.hung,
-            recycled=_why_recycled(worker),
+            recycled=why_recycled(worker),
             blameless=worker.lost or (worker.channel.torn and not worker.channel.garbled),
             unsent=worker.unsent,
         )

@@ -8,17 +8,20 @@ Never   a process: handles and memories only.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outlive._capture.blackbox import COPIES, BlackBox
+from outlive._capture.blackbox import COPIES, BlackBox, Reason
+from outlive._system import processes
 from outlive._system.channel import Channel, Frame
 from outlive._transport import packing, wire
 from outlive._transport.leases import CellTable, Hold
 from outlive.engines import messages
 from outlive.evidence import NO_EVIDENCE, Evidence
 from outlive.incident import Failure
+from outlive.quantities import in_words
+from outlive.statistics import StuckWorker
 
 
 class Result:
@@ -164,3 +167,31 @@ class Worker:
             self.tasks.clear()
         else:
             self.tasks.popleft()
+
+
+def why_recycled(worker: Worker) -> str:
+    """Why a worker has left of its own accord; empty if it has not."""
+    reason, reached, bound = worker.box.retired
+    if worker.status != 0 or reason in (Reason.NONE, Reason.REFUSED):
+        return ""
+    if reason is Reason.DISMISSED:
+        return "it was asked to leave"
+    if reason is Reason.ASKED:
+        return "somebody who watches the job asked for a fresh one"
+    if reason is Reason.SOURCE:
+        return "the source of its samples is gone, and a fresh worker may be the first to reach it"
+    if reason is Reason.BATCHES:
+        return f"it has done {reached} batches"
+    if reason is Reason.SAMPLES:
+        return f"it has done {reached} samples, of {bound} that it may"
+    if reason is Reason.GROWTH:
+        return f"its memory has grown by {in_words(reached)}, of {in_words(bound)} that it may"
+    if reason in (Reason.DESCRIPTORS, Reason.THREADS):
+        what = "open descriptors" if reason is Reason.DESCRIPTORS else "threads"
+        return f"it has {reached} {what}, of {bound} that it may, and they become more and more"
+    return f"its memory has reached {in_words(reached)} of {in_words(bound)}"
+
+
+def still_there(stuck: Sequence[StuckWorker]) -> tuple[StuckWorker, ...]:
+    """Those that have not ended since."""
+    return tuple(worker for worker in stuck if worker.born and processes.born(worker.pid) == worker.born)

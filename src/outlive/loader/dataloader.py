@@ -22,7 +22,7 @@ from outlive._fleet import load
 from outlive._forensics.ledger import COUNTS, Incidents, Ledger, Quarantine
 from outlive._metrics.metering import Meter
 from outlive._system import cpus
-from outlive.engines.exchange import still_there
+from outlive.engines.workers import still_there
 from outlive.errors import PositionError
 from outlive.incident import Incident
 from outlive.limits import budget_of, limits_of
