@@ -15,6 +15,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from dataclasses import dataclass
 
 _PR_SET_PDEATHSIG = 1
@@ -94,6 +95,16 @@ def _leave_now(*_: object) -> None:
         with contextlib.suppress(Exception):  # closed, or somebody's own: nobody is left to read it
             stream.flush()
     os._exit(0)
+
+
+CORPSE_S = 1.0  # from SIGKILL to the end of a process; one that takes longer waits in the kernel, perhaps for ever
+EXITING_S = 10.0  # unless it is on its way out: much memory takes a while to be given back
+
+
+def resists(pid: int, killed_at: float) -> bool:
+    """Whether a process that was sent SIGKILL then, and has not ended, is to be waited for no longer."""
+    passed_s = time.monotonic() - killed_at
+    return passed_s >= (EXITING_S if passed_s >= CORPSE_S and is_exiting(pid) else CORPSE_S)
 
 
 def kill_group(leader: int) -> None:

@@ -50,7 +50,6 @@ from outlive.incident import Stage
 
 LEAVE_GRACE_S = 1.0  # how long a busy worker may take to finish when the trainer hangs up
 FORK_PATIENCE_S = 1.0
-CORPSE_S = 1.0  # from SIGKILL to the end of a worker; one that takes longer waits in the kernel, perhaps for ever
 _NO_PROCESS = (
     "\n(no process can be started: raise the limit with `ulimit -u`, or the container's of processes or memory)"
 )
@@ -304,9 +303,10 @@ class Zygote:
     def _give_up_corpses(self) -> None:
         """Report workers that were killed and do not end as if they had: what waits in the kernel runs no code any
         more, and their slots are wanted."""
-        now = time.monotonic()
         for pid, child in list(self._children.items()):
-            if child.killed_at is None or now - child.killed_at < CORPSE_S or processes.has_ended(child.handle):
+            if child.killed_at is None or processes.has_ended(child.handle):
+                continue
+            if not processes.resists(pid, child.killed_at):
                 continue
             from outlive._forensics import hanging
 

@@ -239,7 +239,7 @@ class PortableEngine(Exchange):
             if worker is None:
                 continue
             held = self._processes[worker.slot]
-            if held.killed_at is not None and time.monotonic() - held.killed_at > _ENDING_S:
+            if held.killed_at is not None and processes.resists(worker.pid, held.killed_at):
                 self._give_up_corpse(worker, held, news)
             if worker.hung:
                 continue
