@@ -26,9 +26,12 @@ from hostile.engine_of_pairs import BATCHES, FAILURE, FRAMES, SAYINGS, Message, 
 from outlive import DataLoader, Pool
 from outlive import records as r
 from outlive._system import memory
-from outlive._system.channel import HEADER, HEADER_SIZE, Channel
+from outlive._system.channel import HEADER, HEADER_SIZE, Channel, Frame
 from outlive._transport import wire
 from outlive._transport.wire import Kind
+from outlive.engines import messages
+from outlive.evidence import Evidence, MemorySample, Seen, Surroundings, ThreadSeen, Worked
+from outlive.incident import InHand, Stage
 from outlive.pool.failing import Raised, TaskCrashedError
 from outlive.pool.jobs import Results
 from outlive.records import Outcome
@@ -259,6 +262,35 @@ def test_right_messages_cost_nothing():
     assert lost == set()
     assert [incident.action for incident in trainer.door.incidents][:1] == ["retried"]
     assert isinstance(trainer.machine.tasks[2].plan(), r.Plan)
+
+
+# ---------------------------------------------------------------- what a zygote says
+
+SAID_BY_ZYGOTES: dict[Kind, tuple[Any, ...]] = {
+    Kind.FORKED: (1, 5, 6),
+    Kind.EXITED: (0, 1, 9, False, 0.5, Evidence(Worked(memory=(MemorySample(0.1, 5),)), surroundings=Surroundings())),
+    Kind.SUSPECTED: (1, InHand(Stage.FETCHING, 3, 4, 1.5), "stack", Seen((ThreadSeen(7, arguments=(2**64 - 1,)),))),
+    Kind.GREW: (1, Evidence()),
+    Kind.MEMORY: (True, 0, 1, 2, 3),
+}
+
+
+@pytest.mark.parametrize("kind", SAID_BY_ZYGOTES)
+def test_a_zygotes_report_is_refused_when_one_part_of_it_is_of_another_type(kind):
+    """Else it would be acted on, with that, somewhere in the trainer."""
+    said = SAID_BY_ZYGOTES[kind]
+
+    def read(value: Any) -> Any:
+        return messages.body_of(Frame(kind, 4000, 0, bytearray(wire.dump(value)), ()))
+
+    assert read(said) == said
+    for at, part in enumerate(said):
+        for wrong in ([], object, float("nan"), *([2**80] if type(part) is int else [])):
+            with pytest.raises(messages.ForeignMessageError):
+                read((*said[:at], wrong, *said[at + 1 :]))
+    for value in (said[1:], (*said, 0), list(said), None):
+        with pytest.raises(messages.ForeignMessageError):
+            read(value)
 
 
 # ---------------------------------------------------------------- real workers
