@@ -67,6 +67,38 @@ class CountsEpochs(OwnGenerator):
         return iter(random.Random(self.epochs).sample(range(SIZE), SIZE))
 
 
+class Counts(CountsEpochs):
+    """The same, with a count that is no plain number."""
+
+    def __init__(self, count: Any) -> None:
+        self.epochs = count
+
+    def __iter__(self) -> Iterator[int]:
+        self.epochs = self.epochs + 1
+        return iter(random.Random(int(self.epochs)).sample(range(SIZE), SIZE))
+
+
+class Several(Sampler[int]):
+    """Takes from samplers that are in a container."""
+
+    def __init__(self, parts: Any) -> None:
+        self.parts = parts
+
+    def __iter__(self) -> Iterator[int]:
+        parts = self.parts.values() if isinstance(self.parts, dict) else self.parts
+        return iter([index for part in parts for index in part])
+
+
+class Slots(Sampler[int]):
+    """Has no `__dict__` for its generator, where torch's class has none."""
+
+    __slots__ = ("rng",)
+    __iter__ = OwnGenerator.__iter__
+
+    def __init__(self, rng: Any) -> None:
+        self.rng = rng
+
+
 class Wrapper(Sampler[Any]):
     """What people put around a sampler of torch's."""
 
@@ -86,6 +118,11 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "NumPy generator of its own": lambda: OwnGenerator(np.random.default_rng(3)),
     "NumPy's old generator": lambda: OwnGenerator(np.random.RandomState(3)),
     "counts epochs": CountsEpochs,
+    "counts epochs with NumPy": lambda: Counts(np.int64(0)),
+    "counts epochs in a tensor": lambda: Counts(torch.zeros(1, dtype=torch.int64)),
+    "several in a list": lambda: Several([OwnGenerator(generator(seed)) for seed in (1, 2)]),
+    "several by name": lambda: Several({"a": OwnGenerator(random.Random(3))}),
+    "slots": lambda: Slots(random.Random(3)),
     "wrapper": lambda: Wrapper(RandomSampler(Numbers(), generator=generator())),
     "wrapper of one with a generator": lambda: Wrapper(OwnGenerator(np.random.default_rng(3))),
 }

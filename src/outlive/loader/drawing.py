@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import torch
 from torch.utils.data import (
     BatchSampler,
@@ -32,6 +33,7 @@ from outlive.loader import generator_states
 from outlive.loader.jobs import is_stateful
 from outlive.loader.plain_values import is_replaceable
 
+_SMALL = 64  # parts of a container that are looked at one by one
 _COUNTERS = (bool, int, float, str, type(None))
 _OF_TORCH = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 
@@ -104,7 +106,7 @@ def _samplers_of(loader: Any) -> Iterator[tuple[str, Any]]:
             continue
         seen.append(sampler)
         yield path, sampler
-        for name, value in _attributes_of(sampler):
+        for name, value in _parts_of(sampler):
             if _is_sampler(name, value):
                 waiting.append((f"{path}.{name}", value))
 
@@ -114,10 +116,26 @@ def _is_sampler(name: str, value: Any) -> bool:
 
 
 def _attributes_of(sampler: Any) -> list[tuple[str, Any]]:
-    try:
-        return list(vars(sampler).items())
-    except TypeError:
-        return []  # a list of indices, a range
+    found = dict(getattr(sampler, "__dict__", {}))  # a list of indices, a range have none
+    for kind in type(sampler).__mro__:
+        names = vars(kind).get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            if name not in ("__dict__", "__weakref__") and hasattr(sampler, name):
+                found[name] = getattr(sampler, name)
+    return list(found.items())
+
+
+def _parts_of(sampler: Any) -> Iterator[tuple[str, Any]]:
+    """Its attributes, and what is in those that are small containers, to any depth."""
+    waiting = _attributes_of(sampler)
+    seen: list[Any] = []
+    while waiting:
+        name, value = waiting.pop(0)
+        yield name, value
+        if type(value) in (list, tuple, dict) and len(value) <= _SMALL and not any(value is known for known in seen):
+            seen.append(value)
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            waiting += [(f"{name}[{key!r}]", part) for key, part in items]
 
 
 def generators_of(loader: Any) -> dict[str, Any]:
@@ -125,7 +143,7 @@ def generators_of(loader: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     held = [("loader", getattr(loader, "generator", None))]
     for path, sampler in _samplers_of(loader):
-        held += [(path if name == "generator" else f"{path}.{name}", value) for name, value in _attributes_of(sampler)]
+        held += [(path if name == "generator" else f"{path}.{name}", value) for name, value in _parts_of(sampler)]
     for name, value in held:
         is_known = any(value is known for known in found.values())
         if generator_states.is_generator(value) and not is_known:
@@ -134,16 +152,20 @@ def generators_of(loader: Any) -> dict[str, Any]:
 
 
 def counters_of(loader: Any) -> dict[str, Any]:
-    """Plain values in the attributes of samplers that do not tell their state themselves: counts of epochs, flags."""
+    """Plain values and small arrays in the attributes of samplers that do not tell their state themselves: counts of
+    epochs, flags.
+    """
     found = {}
     for path, sampler in _samplers_of(loader):
         if type(sampler) in (*_OF_TORCH, BatchSampler) or is_stateful(sampler):
             continue
         for name, value in _attributes_of(sampler):
-            if type(value) in _COUNTERS and not (
-                name == "epoch" and hasattr(sampler, "set_epoch")  # which the trainer says
-            ):
+            if name == "epoch" and hasattr(sampler, "set_epoch"):
+                continue  # which the trainer says
+            if type(value) in _COUNTERS:
                 found[f"{path}.{name}"] = value
+            elif _is_small(value):
+                found[f"{path}.{name}"] = value.tolist()
     return found
 
 
@@ -158,6 +180,25 @@ def check_counters(loader: Any, told: dict[str, Any]) -> None:
         draws = _is_sampler(attribute, known) or generator_states.is_generator(known) or callable(known)
         if draws or not is_replaceable(samplers[path], attribute):
             raise ValueError(f"{name} is nothing that a state may set")
+        if isinstance(told[name], list) and not _is_small(known):
+            raise ValueError(f"{name} is no array")
+        _like(known, told[name])
+
+
+def _like(known: Any, value: Any) -> Any:
+    """A value as a sampler has it now: an array or a tensor of the same kind, or as it is."""
+    if isinstance(known, torch.Tensor):
+        return torch.tensor(value, dtype=known.dtype, device=known.device)
+    if isinstance(known, (numpy.ndarray, numpy.generic)):
+        return numpy.array(value, dtype=known.dtype)[()]
+    return value
+
+
+def _is_small(value: Any) -> bool:
+    """Whether this is an array or a tensor of a few numbers."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() <= _SMALL and not value.is_complex()
+    return isinstance(value, (numpy.ndarray, numpy.generic)) and value.size <= _SMALL and value.dtype.kind in "biuf"
 
 
 def set_counters(loader: Any, told: dict[str, Any]) -> None:
@@ -165,7 +206,7 @@ def set_counters(loader: Any, told: dict[str, Any]) -> None:
     for name, value in told.items():
         path, _, attribute = name.rpartition(".")
         if path in samplers:
-            setattr(samplers[path], attribute, value)
+            setattr(samplers[path], attribute, _like(getattr(samplers[path], attribute, None), value))
 
 
 def check_can_be_told(loader: Any) -> None:

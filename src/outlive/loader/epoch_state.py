@@ -28,7 +28,7 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Seed: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Random: TypeAlias = dict[Literal["torch", "random", "numpy"], str]
 Snapshot: TypeAlias = dict[Literal["dataset", "itself", "iterator"], Any]
-Counters: TypeAlias = dict[str, bool | int | float | str | None]
+Counters: TypeAlias = dict[str, bool | int | float | str | list[Any] | None]
 Changed: TypeAlias = list[tuple[Annotated[list[str], msgspec.Meta(min_length=1)], Any]]
 
 

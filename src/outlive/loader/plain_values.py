@@ -21,6 +21,7 @@ import inspect
 import math
 import re
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +44,8 @@ def is_replaceable(owner: Any, name: str) -> bool:
         return False
     if name in getattr(owner, "__dict__", {}):
         return True
-    return hasattr(owner, "__dict__") and type(inspect.getattr_static(type(owner), name, None)) in _ATOMS
+    of_class = type(inspect.getattr_static(type(owner), name, None))
+    return of_class is types.MemberDescriptorType or (hasattr(owner, "__dict__") and of_class in _ATOMS)
 
 
 class NotPlainError(TypeError):
