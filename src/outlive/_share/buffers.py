@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copyreg
 import io
-import math
 import pickle
 import sys
 from collections.abc import Callable
@@ -119,20 +118,36 @@ def _refuse(segment: Segment) -> Any:
 def _take_apart(tensor: Any) -> Any:
     if not is_tensor(tensor):
         return tensor.__reduce_ex__(_PROTOCOL)
-    flat = tensor.contiguous().reshape(-1)
     name = str(tensor.dtype).removeprefix("torch.")
-    if not flat.numel():
+    if not tensor.numel():
         return _empty_tensor, (name, tuple(tensor.shape))
+    flat, stride = _dense(tensor)
     octets = flat.view(sys.modules["torch"].uint8).numpy()
-    return _tensor_from, (pickle.PickleBuffer(octets), name, tuple(tensor.shape))
+    return _tensor_from, (pickle.PickleBuffer(octets), name, tuple(tensor.shape), stride)
 
 
-def _tensor_from(buffer: Any, name: str, shape: tuple[int, ...]) -> Any:
+def _dense(tensor: Any) -> tuple[Any, tuple[int, ...]]:
+    """All elements in a row, in the order of the tensor's memory, and its strides there; a copy if it has gaps."""
+    repeated = [step == 0 and length > 1 for length, step in zip(tensor.shape, tensor.stride())]
+    for dimension, is_repeated in enumerate(repeated):
+        if is_repeated:  # by expand()
+            tensor = tensor.narrow(dimension, 0, 1)
+    reach = 1
+    for step, length in sorted((step, length) for length, step in zip(tensor.shape, tensor.stride()) if length > 1):
+        if step != reach:
+            tensor = tensor.clone()  # which keeps the order of the dimensions
+            break
+        reach *= length
+    stride = tuple(0 if is_repeated else step for step, is_repeated in zip(tensor.stride(), repeated))
+    return tensor.as_strided((tensor.numel(),), (1,)), stride
+
+
+def _tensor_from(buffer: Any, name: str, shape: tuple[int, ...], stride: tuple[int, ...]) -> Any:
     octets = numpy.frombuffer(buffer, numpy.uint8)
     found = segments.find(octets.ctypes.data, octets.nbytes)
     assert found is not None
     segment, mapped = found
-    return _tensor(mapped, octets.ctypes.data - segment.address, name, shape, None)
+    return _tensor(mapped, octets.ctypes.data - segment.address, name, shape, stride)
 
 
 def _arrow_arrays() -> list[type]:
@@ -195,16 +210,15 @@ def _array(mapped: Memory, at: int, dtype: Any, shape: tuple[int, ...], how: Any
     return array
 
 
-def _tensor(mapped: Memory, at: int, name: str, shape: tuple[int, ...], stride: tuple[int, ...] | None) -> Any:
+def _tensor(mapped: Memory, at: int, name: str, shape: tuple[int, ...], stride: tuple[int, ...]) -> Any:
     """A tensor over these bytes. torch has none that are read-only: what is written is seen by all."""
     import torch
 
     register()
     dtype = getattr(torch, name)
-    count = math.prod(shape) if stride is None else 1 + sum((n - 1) * step for n, step in zip(shape, stride))
+    count = 1 + sum((length - 1) * step for length, step in zip(shape, stride))
     flat = torch.frombuffer(mapped, dtype=dtype, count=count, offset=at)
-    if stride is None:
-        return flat.resize_(shape)  # in place: a view is refused by some in-place operations
+    # Not a view of `flat`: a view is refused by some in-place operations.
     return torch.empty(0, dtype=dtype, device="cpu").set_(flat.untyped_storage(), 0, shape, stride)
 
 

@@ -15,6 +15,7 @@ import ctypes
 import pickle
 import sys
 import threading
+from collections.abc import Iterable
 from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -94,8 +95,9 @@ class Packer:
             self._buffers.clear()
             pieces.clear()
 
-    def place_memory(self, address: int, size: int) -> int:
-        """Which place the bytes at an address travel in; copied into the arena unless they lie there already."""
+    def place_storage(self, storage: Any, low: int, size: int) -> int:
+        """Which place bytes of a storage travel in; copied into the arena unless they lie there already."""
+        address = storage.data_ptr() + low
         found = self.arena.find(address, size) if size else (wire.INLINE, 0)
         if found is None:
             cell, offset, target, _ = self.arena.allocate(size)
@@ -130,7 +132,7 @@ class Packer:
         table.update(
             {k: v for k, v in _extra_reducers.items() if not str(getattr(v, "__module__", "")).startswith("torch.")}
         )
-        table[np.ndarray] = _reduce_array
+        table[np.ndarray] = reduce_array
         if "torch" in sys.modules:
             from outlive._transport import tensors
 
@@ -142,11 +144,11 @@ class Packer:
 _extra_reducers: dict[type, Any] = reduction.ForkingPickler._extra_reducers  # type: ignore[attr-defined]
 
 
-def _reduce_array(array: npt.NDArray[Any]) -> Any:
+def reduce_array(array: npt.NDArray[Any]) -> Any:
+    """As pickle has an array whose bytes are not beside it."""
     plain = array.dtype.names is None
     if not (array.flags.writeable and (array.dtype.isnative or not plain)):
-        # As torch's own loader has it: what arrives is the consumer's, to write to, in the machine's byte order
-        # (fields of records keep theirs).
+        # What arrives is the receiver's, to write to, in the machine's byte order (fields of records keep theirs).
         order: Any = "F" if array.flags.fnc else "C"
         array = array.astype(array.dtype.newbyteorder("=") if plain else array.dtype, order=order, copy=True)
     return array.__reduce_ex__(5)
@@ -216,10 +218,16 @@ def unpack(parcel: wire.Parcel, body: bytearray, table: CellTable, hold: Hold | 
     """The batch, its tensors and arrays being views of the cells it came in."""
     if not parcel.buffers and not parcel.places:
         return pickle.loads(parcel.pickled)
+    opening = Opening(parcel.places, body, Hold(table) if hold is None else hold)
+    return load(parcel.pickled, map(opening.buffer, parcel.buffers), opening)
+
+
+def load(pickled: Any, buffers: Iterable[Any], opening: Opening) -> Any:
+    """Unpickle what has tensors in it, whose memory is found by `opening`."""
     before = getattr(now, "opening", None)
-    opening = now.opening = Opening(parcel.places, body, Hold(table) if hold is None else hold)
+    now.opening = opening
     try:
-        return pickle.loads(parcel.pickled, buffers=map(opening.buffer, parcel.buffers))
+        return pickle.loads(pickled, buffers=buffers)
     finally:
         # A batch may hold what loads another batch when it is unpickled.
         if before is None:

@@ -8,7 +8,7 @@ Never   /dev/shm, nor a descriptor per tensor.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -17,7 +17,7 @@ from outlive._transport.parts import WASTE, Extent, parts_of
 
 if TYPE_CHECKING:
     from outlive._transport.cells import Arena
-    from outlive._transport.packing import Packer
+    from outlive._transport.wire import Place
 
 _DTYPES = tuple(sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str))
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
@@ -32,6 +32,17 @@ _FLAT = frozenset(
         *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
     )
 )
+
+
+class Packing(Protocol):
+    """What tensors are packed into: the cells that a batch travels in, or the buffers beside a task."""
+
+    owners: dict[int, Any]  # storage → what carries it: tensors that share one go on sharing it
+    places: list[Place]
+    unsettled: bool  # some places were promised and are to be filled in
+
+    def place_storage(self, storage: torch.UntypedStorage, low: int, size: int) -> int: ...
+    def promise_place(self) -> int: ...
 
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
@@ -65,7 +76,7 @@ class Partly:
         self.extents: list[Extent] = []
         self.views: dict[int, torch.Tensor] = {}
 
-    def promise(self, packer: Packer, tensor: torch.Tensor) -> int:
+    def promise(self, packer: Packing, tensor: torch.Tensor) -> int:
         """A place for a view, to be filled in."""
         low = int(tensor.storage_offset()) * tensor.dtype.itemsize
         reach = sum(int(length - 1) * step for length, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
@@ -74,22 +85,23 @@ class Partly:
         self.views[place] = tensor
         return place
 
-    def promise_all(self, packer: Packer) -> _Promised:
+    def promise_all(self, packer: Packing) -> _Promised:
         place = packer.promise_place()
         size = self.keep.nbytes()
         self.extents.append(Extent(0, size, size, place))
         return _Promised(place)
 
-    def settle(self, packer: Packer) -> None:
+    def settle(self, packer: Packing) -> None:
         """Copy what travels, and say where each view finds itself in it."""
         for part in parts_of(self.extents):
             if part.dense:
                 for view in part.views:
                     clone = _compact(self.views[view.place].detach(), self.keep)
-                    where = packer.place_memory(clone.data_ptr(), clone.untyped_storage().nbytes())
+                    whole = clone.untyped_storage()
+                    where = packer.place_storage(whole, 0, whole.nbytes())
                     packer.places[view.place] = (wire.DENSE, where, 0)
             else:
-                where = packer.place_memory(self.keep.data_ptr() + part.low, part.high - part.low)
+                where = packer.place_storage(self.keep, part.low, part.high - part.low)
                 for view in part.views:
                     packer.places[view.place] = (wire.WITHIN, where, part.low)
 
@@ -106,14 +118,14 @@ class _Promised:
         return _storage, (self.place,)
 
 
-def settle(packer: Packer) -> None:
+def settle(packer: Packing) -> None:
     """Everything was pickled: place what of large storages travels."""
     for owner in list(packer.owners.values()):
         if type(owner) is Partly:
             owner.settle(packer)
 
 
-def reducers(packer: Packer) -> dict[type, Callable[[Any], Any]]:
+def reducers(packer: Packing) -> dict[type, Callable[[Any], Any]]:
     """How tensors and storages are pickled by a worker's packer; of exactly these types, not of subclasses."""
 
     def reduce_untyped(storage: torch.UntypedStorage) -> Any:
@@ -136,7 +148,7 @@ def reducers(packer: Packer) -> dict[type, Callable[[Any], Any]]:
     }
 
 
-def _reduce_tensor(packer: Packer, tensor: torch.Tensor) -> Any:
+def _reduce_tensor(packer: Packing, tensor: torch.Tensor) -> Any:
     if (
         tensor.device != _CPU
         or tensor.layout is not torch.strided
@@ -168,12 +180,26 @@ def _reduce_tensor(packer: Packer, tensor: torch.Tensor) -> Any:
     if owner is None or size == 0:
         if size == 0:
             return _empty, (code, tuple(tensor.shape), tensor.stride(), requires_grad)
-        if size == whole and code in _FLAT and tensor.is_contiguous():
+        if size == whole and code in _FLAT and tensor.is_contiguous() and _has_plain_strides(tensor):
             # By far the most: a tensor that is all of its storage.
             packer.owners[storage._cdata] = tensor
-            return _tensor, (packer.place_memory(storage.data_ptr(), size), code, tuple(tensor.shape), requires_grad)
+            return _tensor, (packer.place_storage(storage, 0, size), code, tuple(tensor.shape), requires_grad)
         owner = _owner(packer, storage)
     return _view, (owner, code, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), requires_grad)
+
+
+def _has_plain_strides(tensor: torch.Tensor) -> bool:
+    """Whether the strides of a contiguous tensor are those that its shape would be given: along a single element, as
+    the channel of a gray image in channels_last, they may be any.
+    """
+    if 1 not in tensor.shape:
+        return True
+    expected = 1
+    for length, step in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if step != expected:
+            return False
+        expected *= length
+    return True
 
 
 def _mended(reduced: Any) -> Any:
@@ -192,13 +218,13 @@ def _compact(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tenso
     return tensor.clone(memory_format=torch.preserve_format)
 
 
-def _owner(packer: Packer, storage: torch.UntypedStorage) -> Any:
+def _owner(packer: Packing, storage: torch.UntypedStorage) -> Any:
     """What carries a storage: the tensor that was packed with it first, or the storage alone."""
     owner = packer.owners.get(storage._cdata)
     if type(owner) is Partly:
         return owner.promise_all(packer)
     if owner is None:
-        owner = Stored(packer.place_memory(storage.data_ptr(), storage.nbytes()), storage)
+        owner = Stored(packer.place_storage(storage, 0, storage.nbytes()), storage)
         packer.owners[storage._cdata] = owner
     return owner
 

@@ -232,7 +232,7 @@ class PoolJob:
         values = results.values
         try:
             if len(values) > 1 and not together and not are_plain(values):
-                results.values = [value if type(value) in PLAIN else Apart(value) for value in values]
+                results.values = [value if type(value) in PLAIN else Apart.of(value) for value in values]
             send(results)
             return
         except SendingFailedError:
@@ -252,7 +252,7 @@ class PoolJob:
         try:
             if type(value) in PLAIN:
                 return value
-            apart = Apart(value)
+            apart = Apart.of(value)
             self.desk.can_pack(apart)
             return apart
         except SendingFailedError:

@@ -18,12 +18,17 @@ import struct
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 import numpy as np
 
 from outlive._share import buffers, segments
+from outlive._transport import packing
+from outlive._transport.wire import Place
+
+if TYPE_CHECKING:
+    from outlive.pool.tensors import TensorBuffers
 
 # Shared or not: nobody can tell. A tuple is as plain as what is in it.
 PLAIN = frozenset(
@@ -43,26 +48,51 @@ class Blob(NamedTuple):
     pieces: list[Any]
     size: int
     buffers: list[memoryview]
+    places: Sequence[Place] = ()  # of tensors in the buffers
 
 
 class Apart:
     """A value among others that has nothing in common with them."""
 
-    __slots__ = ("buffers", "pickled")
+    __slots__ = ("buffers", "pickled", "places")
 
-    def __init__(self, value: Any) -> None:
-        blob = _blob(value, by_name=True)
+    def __init__(self, blob: Blob) -> None:
         self.pickled = b"".join(blob.pieces)
         self.buffers: list[Any] = [pickle.PickleBuffer(buffer) for buffer in blob.buffers]
+        self.places = blob.places
 
-    def __getstate__(self) -> tuple[bytes, list[Any]]:
-        return self.pickled, self.buffers
+    @classmethod
+    def of(cls, value: Any) -> Apart:
+        return cls(_blob(value, by_name=True))
 
-    def __setstate__(self, state: tuple[bytes, list[Any]]) -> None:
-        self.pickled, self.buffers = state
+    def __getstate__(self) -> tuple[bytes, list[Any], Sequence[Place]]:
+        return self.pickled, self.buffers, self.places
+
+    def __setstate__(self, state: tuple[bytes, list[Any], Sequence[Place]]) -> None:
+        self.pickled, self.buffers, self.places = state
 
     def open(self) -> Any:
-        return pickle.loads(self.pickled, buffers=self.buffers)
+        return _loads(self.pickled, self.buffers, self.places)
+
+
+class _Beside(packing.Opening):
+    """Finds tensors in the buffers beside a pickle."""
+
+    __slots__ = ("buffers",)
+
+    def __init__(self, buffers: Sequence[Any], places: Sequence[Place]) -> None:
+        self.buffers = buffers
+        self.places = places  # type: ignore[assignment]
+        self.storages = {}
+
+    def piece(self, place: Place) -> tuple[Any, int]:
+        return self.buffers[place[0]], 0
+
+
+def _loads(pickled: Any, buffers: Sequence[Any], places: Sequence[Place]) -> Any:
+    return (
+        packing.load(pickled, buffers, _Beside(buffers, places)) if places else pickle.loads(pickled, buffers=buffers)
+    )
 
 
 def are_plain(values: Sequence[Any]) -> bool:
@@ -75,7 +105,18 @@ def are_plain(values: Sequence[Any]) -> bool:
 
 def dumps(value: Any) -> bytes:
     """Everything in one, to a worker."""
-    return b"".join(_pickled(value, by_name=False, beside=None))
+    blob = _blob(value, by_name=False, apart=False)
+    return pickle.dumps(_Whole(Apart(blob)), 5) if blob.places else b"".join(blob.pieces)
+
+
+class _Whole:
+    """Pickles to what opening it gives."""
+
+    def __init__(self, inside: Apart) -> None:
+        self._inside = inside
+
+    def __reduce__(self) -> Any:
+        return Apart.open, (self._inside,)
 
 
 def blob_of(value: Any, *, plain: bool = False, keep: bool = False) -> Blob:
@@ -87,20 +128,35 @@ def blob_of(value: Any, *, plain: bool = False, keep: bool = False) -> Blob:
     return _blob(value, by_name=False, keep=keep)
 
 
-def _blob(value: Any, *, by_name: bool, keep: bool = False) -> Blob:
-    apart: list[memoryview] = []
+def _blob(value: Any, *, by_name: bool, keep: bool = False, apart: bool = True) -> Blob:
+    """`apart`: large buffers beside the pickle; else only those of tensors are."""
+    found: list[memoryview] = []
+    tensors = None
+    if "torch" in sys.modules:
+        from outlive.pool.tensors import TensorBuffers
+
+        tensors = TensorBuffers()
 
     def beside(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
         if raw.readonly and raw.nbytes < _LARGE:
             return True  # in the stream
-        apart.append(raw)
+        found.append(raw)
         return False
 
-    pieces = _pickled(value, by_name=by_name, beside=beside, again=apart.clear)
+    def again() -> None:
+        found.clear()
+        if tensors is not None:
+            tensors.clear()
+
+    reducers = _reducers(tensors, to_worker=not by_name)
+    pieces = _pickled(value, reducers, by_name=by_name, beside=beside if apart else None, again=again)
+    places: Sequence[Place] = ()
+    if tensors is not None and tensors.places:
+        found, places = tensors.settle(found)
     if keep:
-        pieces, apart = [_own(piece) for piece in pieces], [_own(buffer) for buffer in apart]
-    return Blob(pieces, sum(map(len, pieces)), apart)
+        pieces, found = [_own(piece) for piece in pieces], [_own(buffer) for buffer in found]
+    return Blob(pieces, sum(map(len, pieces)), found, places)
 
 
 def _own(memory: Any) -> Any:
@@ -111,13 +167,14 @@ def _own(memory: Any) -> Any:
     return memoryview(bytes(view) if view.readonly else bytearray(view))
 
 
-def _pickled(value: Any, *, by_name: bool, beside: Any, again: Callable[[], None] = lambda: None) -> list[Any]:
+def _pickled(
+    value: Any, reducers: dict[type, Any], *, by_name: bool, beside: Any, again: Callable[[], None]
+) -> list[Any]:
     """By name where whoever unpickles it can import what it names, else by value.
 
     `by_name`: to the pool, which has in its `__main__` what is in ours, unless pickle says otherwise. To a worker goes
     by handle what lies in shared memory; what comes from one is the pool's own.
     """
-    reducers = _reducers(to_worker=not by_name)
     try:
         pieces = _dump(value, _by_name, beside, reducers)
         if by_name or not any(_MAIN in piece for piece in pieces if len(piece) <= _FRAME):
@@ -158,12 +215,10 @@ class _Pieces(list[Any]):
     write = list.append
 
 
-def _reducers(*, to_worker: bool) -> dict[type, Any]:
-    found: dict[type, Any] = {}
-    if "torch" in sys.modules:
-        from outlive.pool.tensors import reduce_tensor
-
-        found[sys.modules["torch"].Tensor] = reduce_tensor
+def _reducers(tensors: TensorBuffers | None, *, to_worker: bool) -> dict[type, Any]:
+    found: dict[type, Any] = {np.ndarray: packing.reduce_array}
+    if tensors is not None:
+        found |= tensors.reducers()
     if to_worker and segments.any_here():
         for kind, place in buffers.places().items():
             found[kind] = _placed(place, found.get(kind, lambda obj: obj.__reduce_ex__(5)))
@@ -179,7 +234,7 @@ def _placed(place: Callable[[Any], Any], otherwise: Callable[[Any], Any]) -> Cal
 
 def message(head: Any, blobs: Sequence[Blob]) -> list[Any]:
     """The parts of a body."""
-    table = [(blob.size, tuple((b.nbytes, b.readonly) for b in blob.buffers)) for blob in blobs]
+    table = [(blob.size, tuple((b.nbytes, b.readonly) for b in blob.buffers), blob.places) for blob in blobs]
     first = pickle.dumps((head, table), 5)
     parts: list[Any] = [_HEAD.pack(len(first)), first]
     at = _HEAD.size + len(first)
@@ -202,11 +257,11 @@ class Message:
         self._body = body
         at = _HEAD.size + _HEAD.unpack_from(body)[0]
         self.head, table = pickle.loads(body[_HEAD.size : at])
-        self._blobs: list[tuple[int, int, list[memoryview]]] = []
-        for size, _ in table:
-            self._blobs.append((at, size, []))
+        self._blobs: list[tuple[int, int, list[memoryview], Sequence[Place]]] = []
+        for size, _, places in table:
+            self._blobs.append((at, size, [], places))
             at += size
-        for (_, sizes), (_, _, apart) in zip(table, self._blobs):
+        for (_, sizes, _), (_, _, apart, _) in zip(table, self._blobs):
             for size, readonly in sizes:
                 at += -at % _ALIGNMENT
                 buffer = body[at : at + size]
@@ -215,7 +270,7 @@ class Message:
 
     def load(self, number: int, *, keep: bool = False) -> Any:
         """`keep`: it is as good as new when it is loaded again, whatever was done to what is returned here."""
-        at, size, apart = self._blobs[number]
+        at, size, apart, places = self._blobs[number]
         if keep:
             apart = [buffer if buffer.readonly else memoryview(bytearray(buffer)) for buffer in apart]
-        return pickle.loads(self._body[at : at + size], buffers=apart)
+        return _loads(self._body[at : at + size], apart, places)
