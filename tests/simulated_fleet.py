@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from outlive import records as r
 from outlive._fleet.dealing import MOST_SENT
 from outlive._fleet.machine import Machine
-from outlive.evidence import Evidence, Oom, Surroundings
+from outlive._fleet.renewal import MOST
+from outlive.evidence import Evidence, Oom, Seen, Surroundings
 from outlive.incident import Decision, Exit, Failure, InHand, Stage
 from outlive.records import Outcome, Plan, SourceWord
 from outlive.settings import FaultPolicy
@@ -39,6 +40,9 @@ class SimulatedWorker:
     dismissed: bool = False
     doubts: bool = False
     probes: bool = False
+    kind: int = 0  # how often all workers had been renewed when it was started
+    going: bool = False  # it ends with its kind
+    last_words: int = 0  # batches that it had sent before, and that are read before its end
 
     @property
     def waits(self) -> bool:
@@ -87,6 +91,9 @@ class SimulatedFleet:
         self.history: list[Any] = []
         self.taken: dict[int, int] = defaultdict(int)  # batches that a slot's stream has given
         self.leavers: deque[int] = deque()
+        self.can_renew = True
+        self.renewals = 0
+        self.hung_in: dict[int, int] = {}  # tasks that hung for want of threads, and in which kind of worker
         self._obey(self.machine.begin())
 
     # what the machine wants
@@ -107,9 +114,19 @@ class SimulatedFleet:
         assert self.workers[action.slot] is None, "two living incarnations in one slot"
         assert action.incarnation == self.incarnations[action.slot] + 1
         self.incarnations[action.slot] = action.incarnation
-        self.workers[action.slot] = SimulatedWorker(action.incarnation)
+        self.workers[action.slot] = SimulatedWorker(action.incarnation, kind=self.renewals)
         living = sum(worker is not None for worker in self.workers)
         assert living <= self.machine.crew.capacity, "more workers than may live"
+
+    def _obey_RenewWorkers(self, action: r.RenewWorkers) -> None:
+        if not self.can_renew:
+            self.tell(r.RenewalFailed("TypeError: cannot pickle '_thread.lock' object"))
+            return
+        self.renewals += 1
+        for worker in self.workers:
+            if worker is not None:
+                worker.going, worker.last_words = True, worker.incarnation % 2
+        self.tell(r.WorkersRenewed())
 
     def _obey_DismissWorker(self, action: r.DismissWorker) -> None:
         worker = self.workers[action.slot]
@@ -125,6 +142,7 @@ class SimulatedFleet:
         assert action.seq in self.submitted
         assert action.seq not in self.outcomes, "a concluded task is sent again"
         assert not worker.dismissed, "a task for one who leaves"
+        assert self.hung_in.get(action.seq, -1) < worker.kind, "a task is tried again in the kind of worker that hung"
         if self.scenario.bound:
             assert all(earlier.seq < action.seq for earlier in worker.inbox), "a slot's order was not kept"
         assert all(earlier.seq != action.seq for earlier in worker.inbox), "a task was sent twice"
@@ -206,6 +224,11 @@ class SimulatedFleet:
     def advance(self, slot: int) -> bool:
         """Let a worker do the next thing that it does by itself; False when there is nothing to do."""
         worker = self.workers[slot]
+        if worker is not None and worker.going:
+            if not worker.last_words:
+                self.die(slot, Stage.FETCHING, worker.inbox[0].seq if worker.inbox else -1, 0, blameless=True)
+                return True
+            worker.last_words -= 1
         if worker is not None and worker.probes:
             self.probe(slot, works=True)
             return True
@@ -266,6 +289,15 @@ class SimulatedFleet:
                 return
             position = live[position % len(live)]
         self.die(slot, stage, action.seq, position, **more)
+
+    def hang_without_threads(self, slot: int, position: int) -> None:
+        """It waits for a thread that its kind has not got."""
+        worker = self.workers[slot]
+        busy = worker is not None and worker.ready and worker.inbox and not worker.waits and not worker.told_end
+        if worker is not None and busy and worker.kind < MOST and not worker.going and self.live(worker.inbox[0]):
+            self.hung_in[worker.inbox[0].seq] = worker.kind
+            evidence = Evidence(seen=Seen(out_of_reach="threads of OpenMP"))
+            self.die_with_next(slot, Stage.FETCHING, position, hung=True, evidence=evidence)
 
     def die_idle(self, slot: int) -> None:
         worker = self.workers[slot]
@@ -408,7 +440,7 @@ def scenarios(draw: st.DrawFn, *, poison: bool = True, streams: bool = True) -> 
 
 
 STEPS = st.lists(
-    st.tuples(st.integers(0, 22), st.integers(0, 2), st.integers(0, MOST_SIZE - 1), st.integers(0, 3)), max_size=60
+    st.tuples(st.integers(0, 23), st.integers(0, 2), st.integers(0, MOST_SIZE - 1), st.integers(0, 3)), max_size=60
 )
 
 DECISIONS = tuple(Decision)
@@ -453,6 +485,8 @@ def interpret(fleet: SimulatedFleet, steps: list[tuple[int, int, int, int]], *, 
             fleet.want(position)
         elif what == 17:
             fleet.ask(slot)
+        elif what == 23:
+            fleet.hang_without_threads(slot, position)
         elif what == 21:
             fleet.doubt(slot, position, proven=choice == 0)
         else:

@@ -37,6 +37,7 @@ ALLOWED_SIDEWAYS = {("_worker", "_transport")}
 PURE = {
     *("_fleet/machine.py", "_fleet/policy.py", "_fleet/growth.py", "_fleet/load.py"),
     *("_forensics/verdict.py", "_metrics/fold.py"),
+    *("_fleet/renewal.py", "_forensics/rules/forked_threads.py"),
     *("_fleet/breaker.py", "pool/progress.py", "dashboard/telling.py", "dashboard/story.py"),
     *(f"_forensics/rules/{name}.py" for name in ("aborts", "faults", "growth", "hangs", "instructions", "kills")),
     *("_forensics/rules/python.py", "_forensics/rules/starts.py", "_forensics/frames.py"),

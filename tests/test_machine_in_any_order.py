@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlive._fleet.breaker import State
+from outlive._fleet.renewal import MOST
 from outlive.incident import Decision
-from outlive.records import MOST_SUBSTITUTES, Outcome
+from outlive.records import MOST_SUBSTITUTES, LimitKind, Outcome
 from outlive.settings import FaultPolicy
 from simulated_fleet import NO_LIMITS, RULES, STEPS, Scenario, SimulatedFleet, interpret, scenarios
 
@@ -262,3 +263,45 @@ def test_nothing_is_lost_with_fewer_workers_than_slots(scenario, steps, wanted, 
     assert not fleet.machine.given_up
     assert list(fleet.outcomes.values()) == [Outcome.DELIVERED] * len(scenario.sizes)
     assert fleet.quarantined == []
+
+
+HANGS = st.lists(
+    st.tuples(st.sampled_from([0, 5, 7, 8, 19, 20, 23, 23]), st.integers(0, 2), st.integers(0, 5), st.integers(0, 3)),
+    max_size=60,
+)
+
+
+@settings(max_examples=300)
+@given(scenario=scenarios(poison=False), steps=HANGS, rule=st.sampled_from(sorted(RULES)))
+def test_everything_is_delivered_when_forks_hang_for_want_of_threads(scenario, steps, rule):
+    """No try is spent, no restart counted, no sample blamed; a task that hung is never sent to that kind of worker."""
+    slots, scenario = scenario
+    policy = FaultPolicy(on_error=RULES[rule], retries=0, max_restarts=0, restart_window_s=1e9, max_bad=0)
+    fleet = SimulatedFleet(slots, policy, scenario)
+
+    interpret(fleet, steps)
+    fleet.settle()
+
+    fleet.check_lawful_end()
+    assert not fleet.machine.given_up
+    assert set(fleet.outcomes.values()) <= {Outcome.DELIVERED, Outcome.ENDED}
+    assert fleet.quarantined == []
+    assert fleet.machine.retries == 0
+    assert fleet.machine.healed == fleet.renewals <= MOST
+
+
+@settings(max_examples=100)
+@given(scenario=scenarios(poison=False), steps=HANGS)
+def test_the_fleet_is_given_up_once_where_no_clean_process_can_be_had(scenario, steps):
+    """With the incident that says who waited for what, and nothing in the quarantine for it."""
+    slots, scenario = scenario
+    fleet = SimulatedFleet(slots, FaultPolicy(on_error="skip", **NO_LIMITS), scenario)
+    fleet.can_renew = False
+
+    interpret(fleet, steps)
+    fleet.settle()
+
+    fleet.check_lawful_end()
+    assert fleet.quarantined == []
+    assert fleet.machine.healed == 0
+    assert [end.limit for end in fleet.give_ups] == [LimitKind.RENEWAL] * bool(fleet.hung_in)

@@ -171,6 +171,27 @@ def task_message(incident: Incident) -> str:
     return _message(incident, rows)
 
 
+def renewal_error(incident: Incident, text: str, *, delivered: int) -> WorkerHungError:
+    """The error where all workers would hang, and what they are to do cannot be sent to a clean process."""
+    rows = [("cause", _cause(incident)), *where(incident)]
+    parts = incident.evidence.unpicklable
+    cannot = f"{parts[0].path} ({parts[0].type_name}) cannot be pickled" if parts else "it cannot be pickled"
+    task = incident.noun == "task"
+    sent = "the pool's initializer" if task else "the dataset"
+    rows.append(("healing", f"workers from a clean process would not hang, but {sent} cannot get there: {cannot}"))
+    rows.append(("", first_line(text)))
+    if not task:
+        rows.append(("state", f"{delivered} batch{'' if delivered == 1 else 'es'} delivered; no sample was blamed"))
+    what, place = parts[0].path if parts else "that", "the initializer" if task else "worker_init_fn"
+    advice = [
+        f"make {what} lazily, on first use in the worker or in {place}, and leave it out in __getstate__",
+        f'{"mp_context" if task else "multiprocessing_context"}="spawn"   workers then begin in a clean process',
+    ]
+    told = [*advice, *(incident.verdict.remedies if incident.verdict is not None else ())]
+    rows += [("" if at else "next", line) for at, line in enumerate([*advice, *remedies(incident, told=told)])]
+    return WorkerHungError(_message(incident, rows), incident)
+
+
 def where(incident: Incident) -> list[tuple[str, str]]:
     """In which native code, and in which Python code."""
     rows = []

@@ -127,7 +127,9 @@ class Seen:
     lock: str = ""  # what it waits for, by name: «dataset.lock (a threading.Lock)»
     places: tuple[str, ...] = ()  # native code that its main thread ran, or has on its stack: «libgomp.so.1+0x1a2f»
     tracer: str = ""  # who debugs it: «process 812 (gdb)»
-    left_behind: tuple[str, ...] = ()  # threads of the trainer when its workers' parent was forked
+    left_behind: tuple[str, ...] = ()  # Python threads of the trainer when its workers' parent was forked
+    left_native: tuple[str, ...] = ()  # likewise, native ones: «4 × python»
+    out_of_reach: str = ""  # what it waits for, where only a thread that no fork has could end that
     outlives_kill: bool = False  # SIGKILL has not ended it: it waits in the kernel
     limit_s: float | None = None  # how long what is in hand may take, as long as it does what was seen; None: no limit
 

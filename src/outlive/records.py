@@ -14,7 +14,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from outlive.evidence import NO_EVIDENCE, Evidence
+from outlive.evidence import NO_EVIDENCE, Evidence, Unpicklable
 from outlive.incident import Decision, Exit, Failure, Incident, InHand
 from outlive.orders import MOST_SUBSTITUTES as MOST_SUBSTITUTES
 from outlive.orders import WHOLE as WHOLE
@@ -182,6 +182,21 @@ class SourceProbed:
 
 
 @dataclass(frozen=True)
+class WorkersRenewed:
+    """Workers that are started from now on come from a clean process; those there were are ended."""
+
+    alone: bool = False  # each is a clean process of its own
+
+
+@dataclass(frozen=True)
+class RenewalFailed:
+    """There is no clean process to be had: the job cannot be sent to one. Everything is as it was."""
+
+    text: str  # why, in the words of what was raised
+    unpicklable: tuple[Unpicklable, ...] = ()
+
+
+@dataclass(frozen=True)
 class EpochBegan:
     epoch: int
 
@@ -202,6 +217,8 @@ Event: TypeAlias = (
     | DecisionMade
     | SourceDoubted
     | SourceProbed
+    | WorkersRenewed
+    | RenewalFailed
     | EpochBegan
 )
 
@@ -213,6 +230,11 @@ Event: TypeAlias = (
 class StartWorker:
     slot: int
     incarnation: int
+
+
+@dataclass(frozen=True)
+class RenewWorkers:
+    """End all workers, and have those to come start from a clean process: what these were forked from will not do."""
 
 
 @dataclass(frozen=True)
@@ -282,6 +304,7 @@ class LimitKind(str, enum.Enum):
     RESTARTS = "restarts"
     BAD_SAMPLES = "bad samples"
     STARTS = "starts"
+    RENEWAL = "renewal"
     PATIENCE = "patience"
     UNSENT = "unsent"
 
@@ -295,6 +318,7 @@ class GiveUp:
 
 Action: TypeAlias = (
     StartWorker
+    | RenewWorkers
     | DismissWorker
     | SendTask
     | ConcludeTask

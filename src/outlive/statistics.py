@@ -84,6 +84,7 @@ class Statistics:
     workers: int = 0  # that may live now: num_workers, or fewer where memory is scarce, or what "auto" found
     breaker: str = "closed"  # or «open since 12 s: ConnectionRefusedError: …», or «given up after 300 s: …»
     spared: int = 0  # samples that were left out or replaced without a try, because the file `quarantine=` names them
+    healed: int = 0  # times that all workers were replaced by such as are no forks of a process with threads
     samples: int = 0  # that were delivered; these six are 0 or empty under OUTLIVE_BOARD=0
     bytes: int = 0  # of batches, from the sizes of some of them
     wait_seconds: float = 0.0  # that you waited for batches

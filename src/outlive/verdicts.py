@@ -48,6 +48,7 @@ class Name(str, enum.Enum):
     SPINNING_IN_PYTHON = "spinning-in-python"
     SPINNING_IN_NATIVE_CODE = "spinning-in-native-code"
     WAITING_FOR_LOCK = "waiting-for-lock"
+    FORKED_WITH_THREADS = "forked-with-threads"
     INHERITED_LOCK = "inherited-lock"
     WAITING_FOR_IO = "waiting-for-io"
     SLEEPING = "sleeping"

@@ -25,6 +25,7 @@ from outlive._fleet.crew import Crew
 from outlive._fleet.dealing import Dealer
 from outlive._fleet.halving import Alone, Halving, may_be_anothers
 from outlive._fleet.policy import Intensity, too_many_bad
+from outlive._fleet.renewal import Renewal
 from outlive._fleet.state import OWN_STAGES, START_STAGES, Question, Slot, Task
 from outlive.incident import Decision, Failure, Incident, IncidentKind, Stage
 from outlive.records import Action, Event, Outcome
@@ -44,14 +45,10 @@ class Machine:
         self.crew = Crew(self.slots, self._start, self._do, takes_turns=takes_turns)
         self.tasks: dict[int, Task] = {}
         self.dealer = Dealer(self.slots, self.tasks, self._do)
+        self.renewal = Renewal(self.slots, self._do)
         self.given_up = False
-        self.restarts = 0
-        self.retries = 0
-        self.replaced = 0
-        self.recycled = 0
-        self.spared = 0
-        self.bad = 0
-        self.drawn = 0
+        self.restarts = self.retries = self.replaced = self.recycled = self.spared = self.healed = 0
+        self.bad = self.drawn = 0
         self._concluded = 0  # tasks so far: what counts as progress
         self._intensity = Intensity(policy.max_restarts, policy.restart_window_s)
         self.breaker = Breaker(policy)
@@ -74,6 +71,8 @@ class Machine:
             r.DecisionMade: self._decision_made,
             r.SourceDoubted: self._source_doubted,
             r.SourceProbed: lambda event, now: self._heed(self.breaker.probed(event, now)),
+            r.WorkersRenewed: self._workers_renewed,
+            r.RenewalFailed: lambda event, now: self._heed(self.renewal.failed(event)),
             r.EpochBegan: self._epoch_began,
         }
 
@@ -176,8 +175,7 @@ class Machine:
         task = self._current(event.slot, event.incarnation, event.seq)
         if task is not None:
             self.retries += 1
-            incident = self._failure_incident(self.slots[event.slot], task, event.failure, "retried")
-            self._do(r.ReportIncident(incident))
+            self._do(r.ReportIncident(self._failure_incident(self.slots[event.slot], task, event.failure, "retried")))
 
     def _failure_incident(self, slot: Slot, task: Task, failure: Failure, action: str) -> Incident:
         return incidents.of_failure(slot, task, failure, action, self.policy.retries + 1)
@@ -214,13 +212,17 @@ class Machine:
         slot.sent = 0
         dismissed, slot.leaving = slot.leaving, False
         self._heed(self.breaker.exited(slot.number, now))
-        if event.recycled:
-            if not dismissed:
+        if self.renewal.took(event) or event.recycled:
+            if event.recycled and not dismissed:
                 self.recycled += 1
                 self._do(r.ReportIncident(incidents.of_recycling(event)))
             self._fill(slot)
             return
         incident = incidents.of_death(event, self.policy.retries + 1)
+        if self.renewal.is_due(event) and not self._never_twice:
+            self.restarts += 1
+            self.renewal.begin(incident)
+            return
         stage = event.in_hand.stage
         head = self.tasks.get(slot.queue[0]) if slot.queue else None
         in_hand = head is not None and (head.seq == event.in_hand.batch or stage is Stage.AT_WORK)
@@ -254,8 +256,7 @@ class Machine:
             return
         self.restarts += 1
         if not pays and self._intensity.exceeded_by(now, self._concluded, waiting=bool(self.tasks)):
-            words = f"workers died more than {self._intensity.words}: the epoch cannot be finished like this"
-            self._give_up(r.LimitKind.RESTARTS, words, incident)
+            self._give_up(r.LimitKind.RESTARTS, self._intensity.words, incident)
             return
         self._fill(slot)
 
@@ -326,9 +327,7 @@ class Machine:
             self.dealer.send(slot)
             return
         culprits = search.culprits if len(search.culprits) == 1 else search.else_blamed or task.live()
-        task.search = None
-        task.whole_deaths = 0
-        slot.sent = 0
+        task.search, task.whole_deaths, slot.sent = None, 0, 0
         if incident is None:
             incident = incidents.of_search(slot, task, self.policy.retries + 1)
         attempt = 1 + max(task.deaths.get(p, self.policy.retries) for p in culprits)
@@ -434,6 +433,11 @@ class Machine:
         if event.incarnation == self.slots[event.slot].incarnation:
             self._do(r.ReportIncident(incident, again))
 
+    def _workers_renewed(self, event: r.WorkersRenewed, now: float) -> None:
+        self.healed += 1
+        self.renewal.done(event.alone)
+        self.crew.arrange()
+
     def _decision_asked(self, event: r.DecisionAsked, now: float) -> None:
         task = self._current(event.slot, event.incarnation, event.seq)
         if task is None:
@@ -470,7 +474,7 @@ class Machine:
             self._heed(self.breaker.doubted(event, now))
 
     def _heed(self, actions: list[Action]) -> None:
-        """What the breaker says is done."""
+        """What the breaker, or the renewal, says is done."""
         self._actions += actions
         self.given_up = self.given_up or any(isinstance(action, r.GiveUp) for action in actions)
 

@@ -56,7 +56,8 @@ class Intensity:
 
     @property
     def words(self) -> str:
-        """How many there may be, and in what time."""
-        if self._waited_s <= self._window_s:
-            return f"{self._most} times within {self._window_s:g} s"
-        return f"{self._most} times in {self._waited_s:.0f} s, and nothing was finished in that time"
+        """That there were too many, and in what time."""
+        often = f"within {self._window_s:g} s"
+        if self._waited_s > self._window_s:
+            often = f"in {self._waited_s:.0f} s, and nothing was finished in that time"
+        return f"workers died more than {self._most} times {often}: the epoch cannot be finished like this"

@@ -23,6 +23,7 @@ class Engine(Protocol):
     """Where workers run."""
 
     def start_worker(self, slot: int, incarnation: int) -> None: ...
+    def renew_workers(self) -> r.WorkersRenewed | r.RenewalFailed: ...
     def dismiss_worker(self, slot: int, incarnation: int) -> None: ...
     def send_task(self, slot: int, incarnation: int, seq: int, body: Any, probe: bool) -> None: ...
     def answer(self, slot: int, incarnation: int, decision: Decision) -> None: ...
@@ -124,6 +125,8 @@ class Runner:
     def _carry_out_rare(self, action: Action) -> list[Action]:
         if isinstance(action, r.StartWorker):
             self._engine.start_worker(action.slot, action.incarnation)
+        elif isinstance(action, r.RenewWorkers):
+            return self._machine.handle(self._engine.renew_workers(), time.monotonic())
         elif isinstance(action, r.DismissWorker):
             self._engine.dismiss_worker(action.slot, action.incarnation)
         elif isinstance(action, r.ReportIncident):

@@ -17,7 +17,7 @@ import time
 from dataclasses import replace
 
 from outlive._capture import stacks
-from outlive._forensics import locks
+from outlive._forensics import locks, missing_threads
 from outlive._forensics.kin import Kin
 from outlive._system import threads, unwinding
 from outlive._system.threads import Maps, Thread
@@ -31,6 +31,7 @@ _MORE_LOOKS = 20
 _TOOL_S = 2.0
 _TOOL_REST_S = 20.0  # between two uses of a tool: other workers are not watched meanwhile
 _MOST_PLACES = 4
+_MOST_NAMED = 16
 _PLAIN_LIBRARIES = ("libc.so", "libc-", "ld-linux", "libpthread", "libm.so", "[vdso]", "[vvar]")
 
 
@@ -65,6 +66,7 @@ def see(pid: int, stack_fd: int, *, ending: bool, kin: Kin | None = None) -> See
     native = ""
     lock = ""
     inherited: tuple[str, ...] = ()
+    out_of_reach = ""
     if main.busy:
         if ending:
             moved, places = _follow(pid, stack_fd, dump)
@@ -72,6 +74,8 @@ def see(pid: int, stack_fd: int, *, ending: bool, kin: Kin | None = None) -> See
         lock, inherited = _lock(pid, after[0], kin)
         if not lock:
             places = _callers(pid, after[0])
+        if kin is not None:
+            out_of_reach = missing_threads.awaited(seen, inherited, places, dump, kin)
     if ending and not moved and not lock and (places or main.state == "D") and not _is_python(places):
         native = _native_stack(pid)
     return Seen(
@@ -83,7 +87,9 @@ def see(pid: int, stack_fd: int, *, ending: bool, kin: Kin | None = None) -> See
         inherited_locks=inherited,
         places=places,
         lock=lock,
-        left_behind=kin.left_behind if kin is not None else (),
+        left_behind=kin.left_behind[:_MOST_NAMED] if kin is not None else (),
+        left_native=kin.left_native if kin is not None else (),
+        out_of_reach=out_of_reach,
     )
 
 

@@ -26,7 +26,7 @@ log = logging.getLogger("outlive")
 
 _MOST_NAMED = 8
 _FLUSH_S = 1.0  # that the end of an epoch with incidents may wait for the journal
-COUNTS = ("restarts", "retries", "replaced", "recycled", "spared")  # that a machine and a ledger have in common
+COUNTS = ("restarts", "retries", "replaced", "recycled", "spared", "healed")  # of a machine, and of a ledger
 KEPT_WHOLE = 100  # incidents that keep their evidence in memory; the journal has that of all
 
 
@@ -153,6 +153,7 @@ class Ledger:
         self.replaced = 0
         self.recycled = 0
         self.spared = 0
+        self.healed = 0
         self.loads: tuple[Load, ...] = ()  # what workers did with the last seconds of the last epoch
         self.throttling: tuple[Throttled, ...] | None = None  # counts when the first workers were started
         self.stuck: tuple[StuckWorker, ...] = ()  # of iterators that are gone

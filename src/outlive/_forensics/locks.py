@@ -57,7 +57,7 @@ def find(address: int, job: Any) -> Known | None:
     """The lock whose word of memory this is."""
     if not _layout_is_known():
         return None
-    for path, found in _walk(job):
+    for path, found in walk(job):
         kind = type(found)
         if kind in _LOCK_WORDS:
             if _word_of(found) == address:
@@ -112,7 +112,7 @@ def is_abandoned(pid: int, address: int, kin: Kin) -> bool:
 
 def _mutex_at(address: int, job: Any) -> Any:
     """The semaphore of a Lock or RLock; None where it is another's, or not in reach."""
-    for _, found in _walk(job):
+    for _, found in walk(job):
         kind = type(found)
         if kind.__module__ == "multiprocessing.synchronize" and kind.__name__ in ("Lock", "RLock"):
             semaphore = object.__getattribute__(found, "__dict__").get("_semlock")
@@ -154,13 +154,15 @@ def _value(address: int) -> int:
 # ---------------------------------------------------------------- all that is here
 
 
-def _walk(job: Any) -> Iterator[tuple[str, Any]]:
+def walk(job: Any, *, modules: bool = True, libraries: bool = True) -> Iterator[tuple[str, Any]]:
     """Everything in reach, what is near first: the job, then what the user's modules hold, then all others."""
     seen: dict[int, Any] = {}
     loaded = [(name, module) for name, module in list(sys.modules.items()) if type(module) is types.ModuleType]
     yield from _walk_from([("job", job)], seen)
-    yield from _walk_from([(name, vars(module)) for name, module in loaded if not _is_library(module)], seen)
-    yield from _walk_from([(name, vars(module)) for name, module in loaded if _is_library(module)], seen)
+    if modules:
+        yield from _walk_from([(name, vars(module)) for name, module in loaded if not _is_library(module)], seen)
+    if libraries:
+        yield from _walk_from([(name, vars(module)) for name, module in loaded if _is_library(module)], seen)
 
 
 def _is_library(module: types.ModuleType) -> bool:

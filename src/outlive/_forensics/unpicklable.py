@@ -36,8 +36,9 @@ _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray
 _WHOLE = {("torch", "Tensor"), ("torch.nn.parameter", "Parameter"), ("numpy", "ndarray")}
 
 
-def find(job: Any, name: str = "job") -> tuple[Unpicklable, ...]:
-    """Up to five of them; none where all of it can be pickled, or the time is over."""
+def find(job: Any, name: str = "job", *, by_value: bool = False) -> tuple[Unpicklable, ...]:
+    """Up to five of them; none where all of it can be pickled, or the time is over. `by_value`: lambdas, and what the
+    main module defines, travel by value, with everything that they refer to."""
     deadline = time.monotonic() + _SEARCH_S
     found: list[Unpicklable] = []
     waiting: collections.deque[tuple[str, Any]] = collections.deque([(name, job)])
@@ -52,7 +53,8 @@ def find(job: Any, name: str = "job") -> tuple[Unpicklable, ...]:
                 continue
             seen[id(part)] = part
             try:
-                waiting.extend(_parts(path, part, reducers))
+                carried = _carried(path, part) if by_value else None
+                waiting.extend(_parts(path, part, reducers) if carried is None else carried)
             except Exception as error:
                 found.append(Unpicklable(tidy(path), type_name(part), _reason(part, error)))
     return tuple(found)
@@ -110,6 +112,25 @@ def _parts(path: str, part: Any, reducers: Any) -> Iterator[tuple[str, Any]]:
         _find_by_name(part, reduced)
         return iter(())
     return _reduced(path, part, reduced)
+
+
+def _carried(path: str, part: Any) -> Iterator[tuple[str, Any]] | None:
+    """What a function or class takes along when it travels by value; None for what travels as ever."""
+    kind = type(part)
+    if kind is types.ModuleType:
+        return iter(())
+    if kind is not types.FunctionType and not issubclass(kind, type):
+        return None
+    in_main = part.__module__ == "__main__"
+    if not in_main and "<" not in part.__qualname__:
+        return None
+    if kind is not types.FunctionType:
+        return ((f"{path}.{name}", value) for name, value in vars(part).items() if type(value) is types.FunctionType)
+    cells = zip(part.__code__.co_freevars, part.__closure__ or ())
+    closed = [(f"{path}.<{name}>", cell.cell_contents) for name, cell in cells]
+    held = part.__globals__
+    named = [(f"{part.__module__}.{name}", held[name]) for name in part.__code__.co_names if name in held]
+    return iter(closed + named)
 
 
 def _holds_objects(part: Any) -> bool:

@@ -8,7 +8,7 @@ Never   a process, a file, a lock, the clock.
 from __future__ import annotations
 
 from outlive._forensics import task_words, wording
-from outlive._forensics.rules import aborts, faults, growth, hangs, instructions, kills, python, starts
+from outlive._forensics.rules import aborts, faults, forked_threads, growth, hangs, instructions, kills, python, starts
 from outlive.incident import Incident
 from outlive.verdicts import Confidence, Name, Verdict
 
@@ -16,6 +16,7 @@ from outlive.verdicts import Confidence, Name, Verdict
 # that was to be run where there is none is no wild pointer, and hlt is no access to memory.
 RULES = (
     *growth.RULES,
+    *forked_threads.RULES,
     *hangs.RULES,
     *python.RULES,
     *starts.RULES,

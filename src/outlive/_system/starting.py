@@ -14,6 +14,7 @@ module, which may take long. Under forkserver the server imports that first: so 
 from __future__ import annotations
 
 import gc
+import importlib
 import multiprocessing
 import operator
 import os
@@ -33,9 +34,11 @@ _USUALLY = (700, 10, 10) if sys.version_info < (3, 13) else (2000, 10, 10 if sys
 _lock = threading.Lock()
 
 
-def start(process: Any, end: End | None = None) -> None:
-    """As `process.start()`; a program that was piped into Python («<stdin>») is not looked for on disk."""
+def start(process: Any, end: End | None = None, *, imports_main: bool = True) -> None:
+    """As `process.start()`; a program that was piped into Python («<stdin>») is not looked for on disk. Not
+    `imports_main`: a new interpreter does not import the main module, which may do anything when it is imported."""
     process.name = HastyName(process.name, end)
+    process.name.imports_main = imports_main
     module = sys.modules.get("__main__")
     path = getattr(module, "__file__", None)
     if module is None or not isinstance(path, str) or _is_there(path):
@@ -113,7 +116,7 @@ def settle() -> None:
 class HastyName(str):
     """The first thing that an interpreter started by multiprocessing unpickles, before it imports the main module."""
 
-    __slots__ = ("_end", "_told", "server")
+    __slots__ = ("_end", "_told", "imports_main", "server")
     _end: End | None
     server: End | None
 
@@ -127,7 +130,23 @@ class HastyName(str):
             return str, (str(self),)
         self._told = True
         held = _Held(self._end, self.server) if self._end is not None else None
-        return operator.getitem, ((str(self), _Rarely(), held), 0)
+        more = () if getattr(self, "imports_main", True) else (_Ignores("name"), _Ignores("path"))
+        return operator.getitem, ((str(self), _Rarely(), held, *more), 0)
+
+
+class _Ignores:
+    """There: what imports the main module, by its name or its path, becomes a function that does nothing."""
+
+    def __init__(self, by: str) -> None:
+        self._by = by
+
+    def __reduce__(self) -> Any:
+        return setattr, (_Spawn(), f"_fixup_main_from_{self._by}", bool)
+
+
+class _Spawn:
+    def __reduce__(self) -> Any:
+        return importlib.import_module, ("multiprocessing.spawn",)
 
 
 class _Rarely:

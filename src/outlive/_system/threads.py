@@ -10,13 +10,16 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 
 from outlive._system import calls, descriptors
 
 _MOST_THREADS = 32
 _MOST_POLLED = 8
+_MOST_NATIVE = 8  # names of native threads
 _PTRACE_CONT, _PTRACE_DETACH = 7, 17
 _PTRACE_GETREGSET, _PTRACE_SEIZE, _PTRACE_INTERRUPT = 0x4204, 0x4206, 0x4207
 _NT_PRSTATUS = 1
@@ -51,6 +54,19 @@ def threads_of(pid: int) -> list[Thread]:
     except OSError:
         return []
     return [thread for number in numbers[:_MOST_THREADS] if (thread := _thread(pid, number)) is not None]
+
+
+def others_here() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The other threads of this process: Python's by name, and native ones, counted: «4 × python»."""
+    named = {thread.native_id: thread.name for thread in threading.enumerate()}
+    named[threading.get_native_id()] = ""
+    native = Counter(
+        _read(f"/proc/self/task/{number}/comm").strip()
+        for number in sorted(os.listdir("/proc/self/task"))
+        if int(number) not in named
+    )
+    counted = (f"{count} × {name}" for name, count in native.most_common(_MOST_NATIVE) if name)
+    return tuple(name for name in named.values() if name), tuple(counted)
 
 
 def _thread(pid: int, number: int) -> Thread | None:

@@ -75,6 +75,10 @@ class Exchange:
     def start_worker(self, slot: int, incarnation: int) -> None:
         raise NotImplementedError
 
+    def renew_workers(self, times: int = 1) -> r.WorkersRenewed | r.RenewalFailed:
+        """Have workers come from a cleaner process than a fork of this one; `times`: by so many steps."""
+        raise AssertionError("nothing here is forked from this process")
+
     def wait_ready(self, timeout_s: float | None) -> Any:
         raise NotImplementedError
 

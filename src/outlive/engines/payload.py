@@ -34,8 +34,12 @@ _HOOKS = ("__setstate__", "__reduce__", "__reduce_ex__", "__new__")
 
 
 class Payload:
-    def __init__(self, job: Any) -> None:
+    def __init__(self, job: Any, *, by_value: bool = False, alone: bool = False) -> None:
+        """`by_value`: the main module is not imported there, and what it defines comes along; `alone`: each worker gets
+        an interpreter of its own."""
         self._job = job
+        self._by_value = by_value
+        self.alone = alone
         self._pickled: bytes | None = None
         self._modules: tuple[str, ...] = ()
         self.shareable = True  # may be loaded once, in the zygote
@@ -43,10 +47,12 @@ class Payload:
     def __getstate__(self) -> dict[str, Any]:
         # Called while multiprocessing starts the process: only then may locks and queues be pickled.
         file = io.BytesIO()
-        pickler = _Noting(file)
+        pickler = _Noting(file, self._by_value)
         pickler.dump(self._job)
         return {
             "_job": None,
+            "_by_value": False,
+            "alone": self.alone,
             "_pickled": file.getvalue(),
             "_modules": tuple(pickler.modules),
             "shareable": not pickler.runs_user_code,
@@ -109,13 +115,13 @@ def unforkable(control: int) -> str:
 class _Noting(ForkingPickler):
     """Pickles as multiprocessing does, and notes which types take part."""
 
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, by_value: bool) -> None:
         super().__init__(file)
         self.modules: dict[str, None] = {}
         self.runs_user_code = False
         self._seen: set[type] = set()
         self._by_value: Any = None
-        if not main_is_importable() and _is_written_as_it_runs():
+        if by_value or (not main_is_importable() and _is_written_as_it_runs()):
             import cloudpickle  # here alone: a zygote need not wait for it
 
             self._by_value = cloudpickle.Pickler(io.BytesIO())

@@ -44,6 +44,7 @@ class WatchSettings:
     memory_limit: int | None = None  # of a worker, in bytes: to say how long it will last
     memory_budget: str | int | None = None  # of all workers together: a size, a share of what there is; None: that
     left_behind: tuple[str, ...] = ()  # threads of the trainer that workers have not got, where they are forks of it
+    left_native: tuple[str, ...] = ()  # likewise, those that Python does not know
     wait_s: float | None = None  # None, here and below: a multiple of `floor_s`
     busy_s: float | None = None
     most_wait_s: float | None = None

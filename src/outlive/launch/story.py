@@ -17,7 +17,7 @@ from outlive.verdicts import Name
 # Of several that run too long, the one that waits for nobody is to blame; those that wait may wait for it.
 _BLAME = (
     *(Name.STOPPED, Name.SPINNING_IN_PYTHON, Name.SPINNING_IN_NATIVE_CODE, Name.SLEEPING),
-    *(Name.INHERITED_LOCK, Name.WAITING_FOR_IO, Name.WAITING_FOR_LOCK),
+    *(Name.FORKED_WITH_THREADS, Name.INHERITED_LOCK, Name.WAITING_FOR_IO, Name.WAITING_FOR_LOCK),
 )
 _COLLECTIVE = ("/torch/distributed/", "/torch/nn/parallel/", "/mpi4py/", "/horovod/")
 

@@ -334,6 +334,9 @@ def give_up_error(given_up: r.GiveUp, ledger: Ledger, policy: FaultPolicy) -> Ba
             add_note(error, errors.verdict_note(incident))
             return error
         return errors.start_error(incident, incident.attempt)
+    if given_up.limit is r.LimitKind.RENEWAL:
+        assert incident is not None
+        return errors.renewal_error(incident, given_up.text, delivered=ledger.delivered)
     if given_up.limit is r.LimitKind.PATIENCE:
         assert incident is not None
         told = [i for i in ledger.incidents if i.kind is IncidentKind.BREAKER]

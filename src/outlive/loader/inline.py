@@ -108,6 +108,9 @@ class InlineEngine:
         except TaskFailed as failed:
             self._tell(r.TaskErrored(0, 1, seq, failed.failure, tuple(self.dealt_with), failed.ended))
 
+    def renew_workers(self) -> r.WorkersRenewed | r.RenewalFailed:
+        raise AssertionError("nothing was forked")
+
     def dismiss_worker(self, slot: int, incarnation: int) -> None:
         raise AssertionError("there is nobody to spare")
 

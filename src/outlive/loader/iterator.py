@@ -81,6 +81,8 @@ class SupervisedIterator(HandsOut, torch_loader._MultiProcessingDataLoaderIter):
         context = loader.multiprocessing_context or torch.multiprocessing
         watch = WatchSettings.of(self._policy, loader._limits.memory_bytes, loader._budget)
         self._engine = make_engine(context, self._make_job(loader), self._num_workers, watch)
+        if self._ledger.healed:
+            self._engine.renew_workers(self._ledger.healed)
         ahead = self._prefetch_factor * (self._num_workers if self._stream or not self._in_order else 1)
         self._engine.expect(ahead)
         if fleet is not None:

@@ -50,6 +50,7 @@ class Door:
         places = [] if chunk is None else [chunk.item_at(p) for p in incident.positions if p < chunk.size]
         numbers = tuple(item.number + row for item, row in places)
         action = "raised" if incident.action == "left out" else incident.action.replace("sample", "task")
+        action = action.replace("multiprocessing_context", "mp_context")
         explained = autopsy.perform(
             replace(
                 incident,

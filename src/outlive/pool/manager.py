@@ -420,6 +420,8 @@ class Manager:
         incident = given_up.incident
         if incident is not None and given_up.limit is r.LimitKind.STARTS:
             return PoolBrokenError(str(errors.start_error(incident, incident.attempt)), incident)
+        if incident is not None and given_up.limit is r.LimitKind.RENEWAL:
+            return PoolBrokenError(str(errors.renewal_error(incident, given_up.text, delivered=0)), incident)
         return PoolBrokenError(broken_message(given_up.text, self._settings.policy), incident)
 
     def _break(self, error: BaseException, *, say: bool = True) -> None:

@@ -14,9 +14,9 @@ import atexit
 import contextlib
 import errno
 import logging
+import multiprocessing
 import os
 import select
-import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -27,8 +27,9 @@ from typing import Any
 from outlive import records as r
 from outlive._capture import blackbox, stacks
 from outlive._capture.blackbox import BlackBox
+from outlive._forensics import guard, unpicklable
 from outlive._system import channel as channels
-from outlive._system import memory, nameless, ownership, processes, starting
+from outlive._system import memory, nameless, ownership, processes, starting, threads
 from outlive._system.channel import Channel, Frame
 from outlive._system.lifeline import Lifeline
 from outlive._system.starting import Family
@@ -36,6 +37,7 @@ from outlive._transport.leases import CellTable
 from outlive._transport.wire import Kind
 from outlive._worker import failures, loop
 from outlive.engines import messages, watching
+from outlive.engines import payload as payloads
 from outlive.engines.exchange import Exchange, News
 from outlive.engines.local import zygote
 from outlive.engines.payload import Payload
@@ -48,7 +50,7 @@ log = logging.getLogger("outlive")
 
 _WRITABLE = int(select.EPOLLOUT)
 _SILENT_EXIT_S = 1.0  # a worker that hung up must be reported dead within this time, or it is killed
-_MOST_NAMED = 16
+_MOST_NAMED = 256
 _SILENT_ZYGOTE_S = 5.0  # and a zygote that does not even answer to that
 
 _open_engines: weakref.WeakSet[LocalEngine] = weakref.WeakSet()
@@ -72,6 +74,8 @@ class LocalEngine(Exchange):
         self._job = job
         self._watch = watch
         self._family = Family.here(context, slots)
+        self._renewed = 0  # steps away from forks of this process
+        self._takes_main = True  # what is not forked imports the main module
         self._process: Any = None
         self._lifeline: Lifeline | None = None  # of a zygote that imports and loads
         self._control: Channel | None = None
@@ -91,7 +95,7 @@ class LocalEngine(Exchange):
 
     @property
     def imports_main(self) -> bool:
-        return bool(self._context.get_start_method() != "fork")
+        return self._takes_main and bool(self._context.get_start_method() != "fork")
 
     @property
     def job(self) -> Any:
@@ -102,21 +106,36 @@ class LocalEngine(Exchange):
 
     def launch(self, workers: int | None = None) -> None:
         """Start the zygote; raises what pickling the job raises."""
+        try:
+            self._launch()
+        except Exception as error:
+            if self._takes_main or not payloads.main_is_importable() or guard.unguarded_line():
+                raise
+            # The main module is written to be imported, and something in it does not travel by value.
+            self._takes_main = True
+            try:
+                self._launch()
+            except Exception:
+                self._takes_main = False
+                raise error from None
+
+    def _launch(self) -> None:
         if not self.imports_main:
             watching.prepare()  # a fork has it then, and imports nothing that a thread of ours is about to import
+        payload = Payload(self._job, by_value=not self._takes_main, alone=self._renewed > 1)
         ours, theirs = channels.pair()
         control = Channel(ours, blocking=False, owned=True)
         handle = os.pidfd_open(os.getpid())
-        lifeline = Lifeline() if self.imports_main else None
+        lifeline = Lifeline() if self._context.get_start_method() != "fork" else None
         end = lifeline.end() if lifeline is not None else None
         try:
             process = self._context.Process(
                 target=zygote.main,
-                args=(theirs, Payload(self._job), loop.main, self._watch_now(), self._family, end),
+                args=(theirs, payload, loop.main, self._watch_now(), self._family, end),
                 name="outlive-zygote",
             )
             process.daemon = True
-            starting.start(process, end)
+            starting.start(process, end, imports_main=self._takes_main)
             control.send(Kind.HELLO, handles=(handle,))
         except BaseException:
             control.close()
@@ -129,17 +148,47 @@ class LocalEngine(Exchange):
             if end is not None:
                 os.close(end)
         self._process, self._control, self._loaded, self._unloadable = process, control, False, None
+        self._cut_lifeline()
         self._lifeline = lifeline
         self._zygote_pid = process.pid
         self._poller.register(control.fileno(), select.EPOLLIN)
 
     def _watch_now(self) -> WatchSettings:
         """With the names of the threads that a fork leaves behind, and with them whatever they hold."""
-        if self.imports_main:
+        if self._context.get_start_method() != "fork":
             return self._watch
-        here = threading.get_ident()
-        names = [thread.name for thread in threading.enumerate() if thread.ident != here]
-        return replace(self._watch, left_behind=tuple(names[:_MOST_NAMED]))
+        left_behind, left_native = threads.others_here()
+        return replace(self._watch, left_behind=left_behind[:_MOST_NAMED], left_native=left_native)
+
+    def renew_workers(self, times: int = 1) -> r.WorkersRenewed | r.RenewalFailed:
+        """Have workers come from a cleaner process than a fork of this one; `times`: by so many steps. First a new
+        interpreter that has nothing of this process but the job, then one for each worker.
+
+        Where there was a zygote already, the new one is started before it is ended: the job may not be such as can be
+        sent. Its workers end with it, and what they have sent is read as ever.
+        """
+        before = self._context, self._takes_main, self._renewed
+        if self._context.get_start_method() == "fork":
+            self._context, self._takes_main = multiprocessing.get_context("spawn"), False
+        else:
+            times += 1
+        self._renewed += times
+        done = r.WorkersRenewed(alone=self._renewed > 1)
+        if self._control is None:
+            return done
+        old = self._control, self._process
+        try:
+            self.launch()
+        except BaseException as error:
+            by_value = not self._takes_main
+            self._control, self._process = old
+            self._context, self._takes_main, self._renewed = before
+            if not isinstance(error, Exception):
+                raise
+            return r.RenewalFailed(f"{type(error).__name__}: {error}", unpicklable.find(self._job, by_value=by_value))
+        self._put_away(*old, wait_s=0.0)
+        self._lose_workers(None)
+        return done
 
     def start_worker(self, slot: int, incarnation: int) -> None:
         try:
@@ -184,7 +233,7 @@ class LocalEngine(Exchange):
 
     def wait_ready(self, timeout_s: float | None) -> Any:
         """Wait until something has happened, `timeout_s` at most. May be interrupted without harm."""
-        if self._pending:
+        if self._pending or self._ended:
             timeout_s = 0.0
         elif self._hung_up:
             timeout_s = min(timeout_s if timeout_s is not None else 0.2, 0.2)
@@ -291,16 +340,21 @@ class LocalEngine(Exchange):
     def _zygote_died(self, news: list[News]) -> None:
         """Its workers die with it. A new one is made when the next worker is to be started."""
         code = self._put_zygote_away(wait_s=1.0)
+        failure: Failure | None = None
+        if not self._loaded:
+            ended = Exit(signal=-code) if code is not None and code < 0 else Exit(code=code)
+            text = f"the process that workers are forked from {ended.words}"
+            failure = self._unloadable or Failure("", text, "", None, Stage.STARTING)
+        self._lose_workers(failure)
+
+    def _lose_workers(self, failure: Failure | None) -> None:
+        """Their zygote is gone. `failure`: why there was never one that could fork."""
         for worker in self._workers:
             if worker is None or worker.status is not None:
                 continue
             if worker.pid > 0:
                 processes.kill_group(worker.pid)
-            if not self._loaded:
-                ended = Exit(signal=-code) if code is not None and code < 0 else Exit(code=code)
-                worker.unprepared = self._unloadable or Failure(
-                    "", f"the process that workers are forked from {ended.words}", "", None, Stage.STARTING
-                )
+            worker.unprepared = failure or worker.unprepared
             worker.status, worker.lost = 0, True
             self._ended = True
 
@@ -350,6 +404,9 @@ class LocalEngine(Exchange):
         self._cut_lifeline()
         control, process = self._control, self._process
         self._control = self._process = None
+        return self._put_away(control, process, wait_s)
+
+    def _put_away(self, control: Channel | None, process: Any, wait_s: float) -> int | None:
         if control is not None:
             self._poller.unregister(control.fileno())
             control.close()

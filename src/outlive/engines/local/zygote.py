@@ -32,7 +32,7 @@ from outlive._capture.vitals import Vitals
 from outlive._fleet import growth
 from outlive._forensics.kin import Kin
 from outlive._forensics.surroundings import OomWatch
-from outlive._system import lifeline, nameless, processes, starting
+from outlive._system import lifeline, nameless, processes, starting, threads
 from outlive._system.channel import Channel, Frame
 from outlive._system.starting import Family
 from outlive._transport import wire
@@ -42,6 +42,7 @@ from outlive.engines import payload as payloads
 from outlive.engines import watching
 from outlive.engines.local import solo
 from outlive.engines.local.budget import Budget
+from outlive.engines.lone_wait import LoneWait
 from outlive.engines.payload import Payload
 from outlive.engines.watch import UsualTimes, WatchSettings
 from outlive.engines.watching import Watched, look_after
@@ -69,6 +70,7 @@ class Child:
     words: LastWords | None
     vitals: Vitals
     watched: Watched = field(default_factory=Watched)
+    lone: LoneWait = field(default_factory=LoneWait)
     condemned: bool = False
     killed_at: float | None = None  # by us
     seconds: float = 0.0
@@ -94,7 +96,7 @@ def main(
     try:
         if payload.is_pickled:
             payload.warm()
-            unforkable = payloads.unforkable(sock.fileno())
+            unforkable = "are such" if payload.alone else payloads.unforkable(sock.fileno())
             if not unforkable:
                 payload.keep_loaded()
     except BaseException as error:
@@ -155,12 +157,20 @@ class Zygote:
         self._grew: set[int] = set()  # slots whose growth was told: once is enough
         # Workers with an interpreter of their own have nothing at the same address.
         trainer = [] if payload.is_pickled else [os.getppid()]  # of which this process is a fork, then
+        own = threads.others_here()  # of a spawned one: what its imports started
         self._kin = (
-            None if unforkable else Kin(payload.load_if_here, settings.left_behind, lambda: [*self._children, *trainer])
+            None
+            if unforkable
+            else Kin(
+                payload.load_if_here,
+                settings.left_behind or own[0],
+                lambda: [*self._children, *trainer],
+                settings.left_native or own[1],
+            )
         )
 
     def serve(self) -> None:
-        self._channel.send(Kind.LOADED, os.getpid(), parts=[self._unforkable.encode()])
+        self._channel.send(Kind.LOADED, os.getpid(), parts=[b"" if self._payload.alone else self._unforkable.encode()])
         while True:
             interval = self._settings.interval_s * 1000 if self._children else 5000
             interval = 0 if self._in_a_hurry else interval
@@ -413,13 +423,12 @@ class Zygote:
         told = self._budget.look(now, {child.slot: child.vitals.footprint_bytes for child in self._children.values()})
         if told is not None:
             self._channel.send(Kind.MEMORY, parts=[wire.dump(dataclasses.astuple(told))])
-        if self._settings.sample_timeout is None:
-            return
         for child in self._children.values():
             if child.condemned:
                 continue
             settings, usual, kin = self._settings, self._usual, self._kin
-            found = look_after(child.watched, child.box, child.pid, child.stack_fd, settings, usual, kin)
+            lone = child.lone.look(child.box, child.pid, child.stack_fd, settings, kin)
+            found = lone or look_after(child.watched, child.box, child.pid, child.stack_fd, settings, usual, kin)
             if found.suspected is not None:
                 body = wire.dump((child.incarnation, *found.suspected))
                 self._channel.send(Kind.SUSPECTED, child.pid, child.slot, [body])
