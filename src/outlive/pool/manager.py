@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import threading
 import time
@@ -41,6 +42,7 @@ _MOST_TOGETHER = 1024
 _CHUNK_BYTES = 1 << 18  # and is no larger than this;
 _SHORT_S = 0.001  # while they are so short, the next chunk waits at the worker
 _FLIGHT_BYTES = 1 << 28  # of what one `map` has under way or waiting
+_LOOK_S = 0.1  # between two looks whether the pool has ended, at most
 _END_S = 1.0  # what is under way has this long to finish when the pool is told to end
 
 
@@ -68,7 +70,7 @@ class Manager:
         self._stopping = False
         self._end_at: float | None = None  # the pool was told to end: what is under way by then is lost
         self._thread: threading.Thread | None = None
-        self._over = threading.Event()  # the workers are gone; an interrupted `Thread.join` forgets its thread
+        self._over = False  # the workers are gone
         self._numbers = 0
         self._seq = 0
         self._item_s: float | None = None  # how long a task takes, about,
@@ -198,9 +200,13 @@ class Manager:
         thread = self._thread
         if thread is None or thread is threading.current_thread() or os.getpid() != self._owner:
             return True
-        if self._over.wait(timeout):
-            thread.join(timeout)
-        return not thread.is_alive()
+        give_up_at = math.inf if timeout is None else time.monotonic() + timeout
+        while not self._over and time.monotonic() < give_up_at:
+            # An interrupted join takes the thread for ended, and an interrupted wait for an event may keep its lock.
+            thread.join(min(_LOOK_S, max(0.0, give_up_at - time.monotonic())))
+            if not self._over:
+                time.sleep(0.001)
+        return self._over
 
     @property
     def pids(self) -> list[int]:
@@ -241,7 +247,7 @@ class Manager:
                 os.close(self._bell)
                 os.close(self._ringer)
                 self._ring = lambda: None  # type: ignore[method-assign]
-            self._over.set()
+            self._over = True
 
     def _is_over(self) -> bool:
         with self._lock:
