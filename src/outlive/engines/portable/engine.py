@@ -298,7 +298,9 @@ class PortableEngine(Exchange):
         all_held = [*self._processes.values(), *self._reserve]
         self._processes.clear()
         self._reserve.clear()
-        for slot in range(len(self._workers)):
+        for slot, worker in enumerate(self._workers):
+            if worker is not None:
+                worker.table.abandon()
             self._workers[slot] = None
         for held in all_held:
             held.channel.close()
