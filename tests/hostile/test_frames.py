@@ -268,8 +268,16 @@ def test_right_messages_cost_nothing():
 
 SAID_BY_ZYGOTES: dict[Kind, tuple[Any, ...]] = {
     Kind.FORKED: (1, 5, 6),
-    Kind.EXITED: (0, 1, 9, False, 0.5, Evidence(Worked(memory=(MemorySample(0.1, 5),)), surroundings=Surroundings())),
-    Kind.SUSPECTED: (1, InHand(Stage.FETCHING, 3, 4, 1.5), "stack", Seen((ThreadSeen(7, arguments=(2**64 - 1,)),))),
+    Kind.EXITED: (
+        *(0, 1, 9, False, 0.5),
+        Evidence(Worked(memory=(MemorySample(0.1, 5),)), surroundings=Surroundings()),
+        "nas:/export",
+    ),
+    Kind.SUSPECTED: (
+        *(1, InHand(Stage.FETCHING, 3, 4, 1.5), "stack"),
+        Seen((ThreadSeen(7, arguments=(2**64 - 1,)),)),
+        True,
+    ),
     Kind.GREW: (1, Evidence()),
     Kind.MEMORY: (True, 0, 1, 2, 3),
 }
@@ -390,7 +398,7 @@ class DiesOnce(Dataset[int]):
 
 
 REPORTS = {
-    "other types": lambda dump, report: dump(("a", "b", "c", "d", "e", "f")),
+    "other types": lambda dump, report: dump(("a", "b", "c", "d", "e", "f", "g")),
     "a slot that does not exist": lambda dump, report: dump((-1, *report[1:])),
     "no pickle": lambda dump, report: b"what",
 }
@@ -402,7 +410,7 @@ def test_a_zygote_that_sends_what_is_no_message_is_replaced(what, tmp_path, monk
     dump = wire.dump
 
     def garbled(value: Any) -> bytes:
-        if type(value) is tuple and len(value) == 6 and not (tmp_path / "garbled").exists():  # how a worker ended
+        if type(value) is tuple and len(value) == 7 and not (tmp_path / "garbled").exists():  # how a worker ended
             (tmp_path / "garbled").touch()
             return REPORTS[what](dump, value)
         return dump(value)

@@ -48,12 +48,11 @@ class Machine:
         self.renewal = Renewal(self.slots, self._do)
         self.given_up = False
         self.restarts = self.retries = self.replaced = self.recycled = self.spared = self.healed = 0
-        self.bad = self.drawn = 0
+        self.bad = self.drawn = self._tickets = 0
         self._concluded = 0  # tasks so far: what counts as progress
         self._intensity = Intensity(policy.max_restarts, policy.restart_window_s)
         self.breaker = Breaker(policy)
         self.questions: dict[int, Question] = {}
-        self._tickets = 0
         self._actions: list[Action] = []
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             r.TaskSubmitted: self._task_submitted,
@@ -208,8 +207,7 @@ class Machine:
         if event.incarnation != slot.incarnation or slot.state == "empty":
             return
         started = slot.state == "ready"
-        slot.state = "empty"
-        slot.sent = 0
+        slot.state, slot.sent = "empty", 0
         dismissed, slot.leaving = slot.leaving, False
         self._heed(self.breaker.exited(slot.number, now))
         if self.renewal.took(event) or event.recycled:
@@ -454,8 +452,7 @@ class Machine:
         self._do(r.AskPolicy(self._tickets, question.incident))
 
     def _decision_made(self, event: r.DecisionMade, now: float) -> None:
-        question = self.questions.pop(event.ticket, None)
-        if question is None:
+        if (question := self.questions.pop(event.ticket, None)) is None:
             return
         slot = self.slots[question.slot]
         if question.task is None:
@@ -491,9 +488,8 @@ class Machine:
     def _current(self, number: int, incarnation: int, seq: int) -> Task | None:
         """The task, if this very incarnation was to do it; late news of an earlier one count for nothing."""
         slot = self.slots[number]
-        if incarnation != slot.incarnation or seq not in slot.queue:
-            return None
-        return self.tasks.get(seq)
+        is_its = incarnation == slot.incarnation and seq in slot.queue
+        return self.tasks.get(seq) if is_its else None
 
     def _give_up(self, limit: r.LimitKind, text: str, incident: Incident | None) -> None:
         self.given_up = True
