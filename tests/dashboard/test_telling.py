@@ -131,7 +131,7 @@ def test_a_leak_is_told_when_workers_are_recycled_for_memory():
     events += [
         {"kind": "worker-recycled", "slot": 0, "time": 105.0, "why": "its memory has reached 136 MiB of 160 MiB"},
         {"kind": "worker-ready", "slot": 0, "time": 105.5},
-        {"kind": "worker-recycled", "slot": 1, "time": 106.0, "why": "somebody who watches the job asked for it"},
+        {"kind": "worker-recycled", "slot": 1, "time": 106.0, "why": "a viewer of the job asked for it"},
     ]
 
     found = only(telling.findings(make_story(*events), snapshot(memory_limit=160 * MIB)), "leak")

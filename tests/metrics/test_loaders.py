@@ -116,7 +116,7 @@ def test_a_slot_is_recycled_when_a_viewer_asks(tmp_path):
     assert [int(i) for batch in delivered for i in batch] == list(range(64))
     assert loader.statistics().recycled == 1
     assert [event["why"] for event in jobs.of_kind(job, "worker-recycled")] == [
-        "somebody who watches the job asked for a fresh one"
+        "a viewer of the job asked for a fresh one"
     ]
     with pytest.raises(ValueError, match="no slot 7, this loader has 2"):
         job.ask("recycle", 7)

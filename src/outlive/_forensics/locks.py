@@ -122,7 +122,7 @@ def _mutex_at(address: int, job: Any) -> Any:
 
 
 def _times_taken(pid: int, mutex: Any) -> int | None:
-    """How often a process holds a lock that lies at the same address there; None: nobody knows."""
+    """How often a process holds a lock that lies at the same address there; None: unknown."""
     data = threads.memory_of(pid, id(mutex) + _SEM_LOCK_AT, _SEM_LOCK.size)
     if len(data) < _SEM_LOCK.size:
         return None

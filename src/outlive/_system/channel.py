@@ -295,7 +295,7 @@ class Channel:
         """The body that a handle leads to, and the other handles."""
         try:
             if not handles or len(told) != _SIZE.size:
-                raise ValueError("no message of ours")
+                raise ValueError("not a valid message")
             spilled, handles = handles[0], handles[1:]
             room = memoryview(memory.adopt(spilled, _SIZE.unpack(told)[0])).cast("B")
             # A worker may trust its trainer not to write there any more; nobody may trust a worker.

@@ -60,7 +60,7 @@ class PortableChannel(Channel):
         taken = tuple(names[at : at + _NAME_SIZE].decode().strip() for at in range(0, len(names), _NAME_SIZE))
         # Whoever takes one over takes its name away: it is never the name of what is not ours.
         if len(names) != count * _NAME_SIZE or not all(map(memory.is_own, taken)):
-            raise ValueError("no handles of ours")
+            raise ValueError("not valid handles")
         return taken
 
 

@@ -161,7 +161,7 @@ def adopt(body: bytearray, inline: int, handles: tuple[memory.Handle, ...], tabl
         parcel = wire.read_parcel(body, inline)
         if waiting or parcel.made:
             if len(parcel.made) != len(waiting) or any(table.knows(number) for number, _ in parcel.made):
-                raise ValueError("no cells of ours")
+                raise ValueError("not valid cells")
             for number, size in parcel.made:
                 table.add(number, size, waiting.pop(0))
         if cells := wire.cells_of(parcel, inline, table.size_of):

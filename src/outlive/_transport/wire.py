@@ -126,7 +126,7 @@ def parcel_parts(parcel: Parcel) -> list[bytes | memoryview]:
 def read_parcel(body: bytearray, at: int) -> Parcel:
     """A parcel from a frame's body; `at` is where the inline region ends."""
     if not 0 <= at <= len(body) - _COUNTS.size:
-        raise ValueError("no parcel of ours")
+        raise ValueError("not a valid parcel")
     counts = _COUNTS.unpack_from(body, at)
     at += _COUNTS.size
     view = memoryview(body)
@@ -136,7 +136,7 @@ def read_parcel(body: bytearray, at: int) -> Parcel:
     k, m = 2 * made + dropped, 2 * made + dropped + 3 * buffers
     count = m + 3 * places
     if min(counts) < 0 or 8 * count + side_size > len(body) - at:
-        raise ValueError("no parcel of ours")
+        raise ValueError("not a valid parcel")
     numbers = array("q")
     numbers.frombytes(view[at : at + 8 * count])
     at += 8 * count
@@ -158,7 +158,7 @@ def cells_of(parcel: Parcel, inline: int, size_of: Callable[[int], int]) -> set[
     cells: set[int] = set()
     _, _, buffers, places, _, _ = parcel
     if buffers and min(buffers)[0] < INLINE:
-        raise ValueError("no buffer of ours")
+        raise ValueError("not a valid buffer")
     for cell, offset, size in buffers + places if buffers else places:
         if cell == INLINE:
             room = inline
@@ -168,9 +168,9 @@ def cells_of(parcel: Parcel, inline: int, size_of: Callable[[int], int]) -> set[
         elif cell in NO_CELLS and 0 <= offset < len(places) and places[offset][0] >= INLINE:
             room = sys.maxsize  # a part of another place: whoever opens it sees no more than there is
         else:
-            raise ValueError("no place of ours")
+            raise ValueError("not a valid place")
         if offset < 0 or size < 0 or offset + size > room:
-            raise ValueError("no place of ours")
+            raise ValueError("not a valid place")
     return cells
 
 

@@ -177,7 +177,7 @@ def why_recycled(worker: Worker) -> str:
     if reason is Reason.DISMISSED:
         return "it was asked to leave"
     if reason is Reason.ASKED:
-        return "somebody who watches the job asked for a fresh one"
+        return "a viewer of the job asked for a fresh one"
     if reason is Reason.SOURCE:
         return "the source of its samples is gone, and a fresh worker may be the first to reach it"
     if reason is Reason.BATCHES:
