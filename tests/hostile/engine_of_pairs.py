@@ -66,10 +66,13 @@ class EngineOfPairs(Exchange):
         self._welcome(worker)
 
     def wait_ready(self, timeout_s: float | None) -> Any:
-        return None
+        self._take_untaken()
+
+    def _read_worker(self, worker: Worker, news: list[News]) -> None:
+        self._receive(worker, news)
 
     def take_events(self, ready: Any) -> Sequence[News]:
-        news: list[News] = []
+        news, self._pending = self._pending, []
         for worker in self._workers:
             if worker is None:
                 continue

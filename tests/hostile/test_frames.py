@@ -13,6 +13,7 @@ import pickle
 import resource
 import signal
 import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,9 @@ def parcel(made: Any = (), dropped: Any = (), buffers: Any = (), places: Any = (
     return b"".join(bytes(part) for part in wire.parcel_parts(value)) + pickle.dumps(None)
 
 
+# One pickle of seven bytes beside the batch, and room for two thousand million values in its memo.
+ASKS = struct.pack("<qqqqq", 0, 0, 0, 0, 7) + b"Nr\xff\xff\xff\x7f."
+
 WRONG = {
     "a result of another worker's task": [frame(Kind.RESULT, 1, 0, parcel())],
     "a result of a task that comes later": [frame(Kind.RESULT, 2, 0, parcel())],
@@ -216,6 +220,10 @@ WRONG = {
     "what only a zygote says": [frame(Kind.EXITED, 0, 0, wire.dump((0, 1, 0, False, 0.0, None)))],
     "a length of four gigabytes": [(HEADER.pack(2**32 - 1, Kind.RESULT, 0, 0, 0, 0), [])],
     "a body elsewhere, and no descriptor": [frame(Kind.RESULT, 0, 0, bytes(8), flags=1)],
+    "a pickle that asks for gigabytes": [frame(Kind.CREPT, 0, 0, b"Nr\xff\xff\xff\x7f.")],
+    "a pickle beside a result that does": [
+        (HEADER.pack(len(ASKS), Kind.RESULT, 0, 0, 0, 0) + ASKS, []),
+    ],
     "a pickle that raises": [frame(Kind.CREPT, 0, 0, b"cos\n_exit\n(ttR.")],
     "a pickle that ends Python": [frame(Kind.CREPT, 0, 0, b"csys\nexit\n(tR.")],
 }
@@ -238,6 +246,51 @@ def test_shared_memory_that_is_smaller_than_was_said_is_not_touched(size):
 
     os.close(small)
     assert lost == [{0}, {0}]
+
+
+def test_shared_memory_that_no_machine_has_is_not_waited_for():
+    """It can be made, as nothing is in it; there will never be room for it."""
+    size = 1 << 46
+    huge = memory.create(size)
+    cell = HEADER.pack(len(body := parcel(made=[(1, size)])), Kind.RESULT, 1, 0, 0, 0) + body
+    spilled = HEADER.pack(8, Kind.RESULT, 1, 1, 0, 0) + size.to_bytes(8, "little")
+
+    lost = [tell([(message, [huge])])[1] for message in (cell, spilled)]
+
+    os.close(huge)
+    assert lost == [{0}, {0}]
+
+
+@pytest.mark.parametrize("then", ["there is room", "it is closed", "the next message is none"])
+@pytest.mark.parametrize("how", ["a cell", "a body"])
+def test_what_the_trainer_has_no_room_for_waits_and_costs_nothing(how, then):
+    """Its descriptor stays open, and is closed with the channel: the fixture above counts them."""
+    size = _ROOM + (64 << 20)
+    shared = memory.create(size)
+    if how == "a cell":
+        body, flags = parcel(made=[(1, size)], places=[(1, 0, 8)]), 0
+    else:
+        body, flags = size.to_bytes(8, "little"), 1
+    trainer = Trainer()
+    trainer.send(0, [(HEADER.pack(len(body), Kind.RESULT, 1, flags, 0, 0) + body, [shared])])
+    os.close(shared)
+    if then == "the next message is none":
+        trainer.send(0, [frame(Kind.SURVIVED)])
+
+    trainer.hear()
+    for _ in range(2):
+        with pytest.raises(MemoryError, match="ulimit -v"):
+            trainer.hear()
+
+    assert trainer.engine.lost == set()
+    assert not trainer.runner.concluded
+    assert not trainer.runner.torn
+    if then != "it is closed" and how == "a cell":
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        trainer.hear()
+        assert set(trainer.runner.concluded) == {0}
+        assert trainer.engine.lost == ({0} if then == "the next message is none" else set())
+    trainer.close()
 
 
 def test_a_cell_that_was_not_given_back_holds_no_second_batch():

@@ -110,3 +110,15 @@ def test_collating_puts_nothing_into_dev_shm(what):
     assert [put for put, _ in found] == [set(), set()]
     assert _shared_memory_of_this() <= here
     assert not {name for name in made if name.startswith(ours)}
+
+
+@pytest.mark.parametrize(("what", "incidents"), [("cells", 0), ("messages", 0), ("deaths", 2)])
+def test_no_sample_is_blamed_when_the_trainer_has_no_address_space(what, incidents):
+    """One error names the limit; when there is room again, the same workers' batches all come, also those of workers
+    that were killed meanwhile."""
+    done = run_program("little_address_space.py", what)
+
+    first, _, message = done.stdout.partition("\n")
+    assert (done.returncode, first) == (0, f"300 batches, {incidents} incidents, 0 left out"), done.stderr
+    assert "ulimit -v" in message
+    assert "are kept" in message

@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from outlive._system import memory, ownership
+from outlive._system.address_space import NoRoomError
 from outlive._system.memory import Handle
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -67,6 +68,8 @@ class Channel:
         self.closed = False  # everything that the other end ever sent has been read
         self.drained = False  # nothing more to read just now
         self.torn = False  # a message came without its descriptors: nothing after it can be trusted
+        self.starved = False  # the next message waits until this process has room for it
+        self.untaken: deque[Frame] = deque()  # messages that were read and wait for the same
         self.garbled = False  # bytes came that are no message of ours: somebody else wrote them
         self._broken = False  # nothing can be sent any more; what was sent to us is still to be read
         self._view = memoryview(bytearray(_RECEIVE_SIZE))
@@ -187,8 +190,11 @@ class Channel:
     def receive(self, *, wait: bool = True) -> list[Frame]:
         """The whole messages that one read brings; an end that blocks waits for them, unless told not to.
 
-        [] also for half a message, for nothing just now (`drained`) and at the end (`closed`).
+        [] also for half a message, for nothing just now (`drained`) and at the end (`closed`). Nothing more is read
+        while a message waits for room.
         """
+        if self.starved:
+            return self._take_rest()
         while True:
             try:
                 count = self._read()
@@ -214,14 +220,25 @@ class Channel:
             return []
         if self._rest:
             self._rest += self._view[:count]
-            with memoryview(self._rest) as rest:
-                frames, used = self._split(rest, len(rest))
-            del self._rest[:used]
+            frames = self._take_rest()
         else:
             frames, used = self._split(self._view, count)
             if used < count:
                 self._rest += self._view[used:count]
         return frames
+
+    def _take_rest(self) -> list[Frame]:
+        """The whole messages among what was read before."""
+        self.starved = self.drained = False
+        with memoryview(self._rest) as rest:
+            frames, used = self._split(rest, len(rest))
+        del self._rest[:used]
+        return frames
+
+    @property
+    def waits(self) -> bool:
+        """Whether something that came waits until this process has room for it."""
+        return self.starved or bool(self.untaken)
 
     def _read(self) -> int:
         """Read once into the view, without waiting; how many bytes came."""
@@ -274,8 +291,12 @@ class Channel:
                 except ValueError:
                     self.garble()
                     break
-                except (OSError, MemoryError):  # it cannot be taken over
-                    self.torn = self.closed = self.drained = True
+                except (OSError, MemoryError) as error:  # it cannot be taken over
+                    if isinstance(error, NoRoomError) and not self._blocking:
+                        self._put_back(handles)
+                        self.starved = self.drained = True
+                        break
+                    self.tear()
                     break
             frames.append(Frame(kind, seq, extra, body, handles))
             start = end
@@ -291,28 +312,49 @@ class Channel:
         """The handles of a message, taken out of its body if they are there; ValueError where they are not ours."""
         return tuple(self._descriptors.popleft() for _ in range(count))
 
+    def _put_back(self, handles: tuple[Handle, ...]) -> None:
+        """Handles of a message that is read again later."""
+        self._descriptors.extendleft(map(int, reversed(handles)))
+
     def _read_spilled(self, handles: tuple[Handle, ...], told: Body) -> tuple[Body, tuple[Handle, ...]]:
-        """The body that a handle leads to, and the other handles."""
+        """The body that a handle leads to, and the other handles. All of them are kept where there is no room here."""
+        waiting = handles
         try:
             if not handles or len(told) != _SIZE.size:
                 raise ValueError("not a valid message")
-            spilled, handles = handles[0], handles[1:]
-            room = memoryview(memory.adopt(spilled, _SIZE.unpack(told)[0])).cast("B")
+            room = memoryview(memory.attach_whole(handles[0], _SIZE.unpack(told)[0])).cast("B")
             # A worker may trust its trainer not to write there any more; nobody may trust a worker.
-            return (room if self._blocking else bytearray(room)), handles
-        except BaseException:
-            for handle in handles:
-                memory.discard(handle)
+            whole = room if self._blocking else _copied(room)
+            waiting = handles[1:]
+            memory.discard(handles[0])
+            return whole, waiting
+        except BaseException as error:
+            if self._blocking or not isinstance(error, NoRoomError):
+                for handle in waiting:
+                    memory.discard(handle)
             raise
 
     def garble(self) -> None:
         """What came is no message of ours: somebody wrote to a descriptor that is not his. Nothing more is read."""
-        self.garbled = self.torn = self.closed = self.drained = True
+        self.garbled = True
+        self.tear()
+
+    def tear(self) -> None:
+        """What comes cannot be taken over: nothing more is read."""
+        self.torn = self.closed = self.drained = True
+        self._drop_untaken()
+
+    def _drop_untaken(self) -> None:
+        self.starved = False
+        while self.untaken:
+            for handle in self.untaken.popleft().handles:
+                memory.discard(handle)
 
     # ------------------------------------------------------------ ending
 
     def close(self) -> None:
         self.closed = self.drained = self._broken = True
+        self._drop_untaken()
         for _, descriptors in self._outbox:
             for fd in descriptors:
                 os.close(fd)
@@ -326,6 +368,13 @@ class Channel:
 
     def abandon(self) -> None:
         self.close()
+
+
+def _copied(room: memoryview) -> bytearray:
+    try:
+        return bytearray(room)
+    except MemoryError:
+        raise NoRoomError from None
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

@@ -5,7 +5,7 @@ Writes  nothing; see `nameless` and `named`.
 Never   anything of its own.
 
     maker: create → attach → handle to the other side → let_go      (or discard, if it is never handed on)
-    other side: adopt
+    other side: adopt, or attach_whole → discard
 
     for many: create → publish → attach → a ticket to each → withdraw
     each of them: redeem → attach → withdraw
@@ -20,6 +20,7 @@ if choice.PORTABLE:
     from outlive._system.named import (
         adopt,
         attach,
+        attach_whole,
         create,
         discard,
         is_own,
@@ -34,6 +35,7 @@ else:
     from outlive._system.nameless import (
         adopt,
         attach,
+        attach_whole,
         create,
         discard,
         is_own,
@@ -49,6 +51,7 @@ __all__ = [
     "Handle",
     "adopt",
     "attach",
+    "attach_whole",
     "create",
     "discard",
     "is_own",

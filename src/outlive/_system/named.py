@@ -87,10 +87,16 @@ def _attach(
         os.close(fd)
 
 
+def attach_whole(handle: Handle, size: int | None = None) -> ctypes.Array[ctypes.c_ubyte]:
+    """Attach memory that another process made: ValueError where there is less of it than was said, NoRoomError where
+    this process has no room for it."""
+    return _attach(handle, size, map_whole)
+
+
 def adopt(handle: Handle, size: int | None = None) -> ctypes.Array[ctypes.c_ubyte]:
-    """Attach memory that another process made, and take its name away. ValueError where there is less than was said."""
+    """The same, and take its name away."""
     try:
-        return _attach(handle, size, map_whole)
+        return attach_whole(handle, size)
     finally:
         discard(handle)
 

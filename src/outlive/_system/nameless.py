@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import mmap
 import os
 import weakref
 from multiprocessing import context, reduction
 from typing import Any, TypeAlias
+
+from outlive._system.address_space import NoRoomError, machine_bytes
 
 Handle: TypeAlias = int | str  # here a descriptor
 
@@ -30,6 +33,7 @@ _libc.mmap.argtypes = (
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _REMOVE = getattr(mmap, "MADV_REMOVE", -1)
+_MOST = machine_bytes()
 
 
 def create(size: int, name: str = "outlive") -> Handle:
@@ -52,11 +56,16 @@ def attach(handle: Handle, size: int | None = None) -> ctypes.Array[ctypes.c_uby
     return map_descriptor(int(handle), size)
 
 
+def attach_whole(handle: Handle, size: int | None = None) -> ctypes.Array[ctypes.c_ubyte]:
+    """Attach memory that another process made: ValueError where there is less of it than was said, NoRoomError where
+    this process has no room for it."""
+    return map_whole(int(handle), size)
+
+
 def adopt(handle: Handle, size: int | None = None) -> ctypes.Array[ctypes.c_ubyte]:
-    """Attach memory that another process made, and let go of the handle, which came with it. ValueError where there is
-    less of it than was said."""
+    """The same, and let go of the handle, which came with it."""
     try:
-        return map_whole(int(handle), size)
+        return attach_whole(handle, size)
     finally:
         os.close(int(handle))
 
@@ -126,9 +135,14 @@ def redeem(ticket: Any, mark: bytes, size: int) -> Handle | None:
 
 def map_whole(fd: int, size: int | None) -> ctypes.Array[ctypes.c_ubyte]:
     """Map memory of another process's: who touches what is not there would die of it."""
-    if size is not None and not 0 < size <= os.fstat(fd).st_size:
+    if size is not None and not 0 < size <= min(os.fstat(fd).st_size, _MOST):
         raise ValueError(f"no shared memory of {size} bytes")
-    return map_descriptor(fd, size)
+    try:
+        return map_descriptor(fd, size)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        raise NoRoomError from error
 
 
 def map_descriptor(fd: int, size: int | None, writable: bool = True) -> ctypes.Array[ctypes.c_ubyte]:

@@ -63,6 +63,13 @@ class PortableChannel(Channel):
             raise ValueError("not valid handles")
         return taken
 
+    def _put_back(self, handles: tuple[Handle, ...]) -> None:
+        """They are still in the bytes that were read."""
+
+    def abandon(self) -> None:
+        self.untaken.clear()  # their names are the parent's to take away
+        super().abandon()
+
 
 def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair()

@@ -239,10 +239,9 @@ class CellTable:
         self._returns = Returns()
         self._taken: set[int] = set()  # cells that came with a result, and were not given back since
 
-    def add(self, number: int, size: int, handle: memory.Handle) -> None:
-        mapped = memory.adopt(handle, size)
+    def add(self, number: int, mapped: ctypes.Array[ctypes.c_ubyte]) -> None:
         self._cells[number] = LentCell(number, mapped, self._returns, self._tally)
-        self._tally[id(mapped)] = size
+        self._tally[id(mapped)] = len(mapped)
         weakref.finalize(mapped, self._tally.pop, id(mapped), None).atexit = False
 
     def knows(self, number: int) -> bool:
@@ -331,6 +330,11 @@ class CellTable:
     def maps(self) -> int:
         """How many cells are mapped, this worker's and others'."""
         return len(self._tally)
+
+    @property
+    def bytes_mapped(self) -> int:
+        """Of all cells that are mapped, this worker's and others'."""
+        return sum(list(self._tally.values()))
 
     @property
     def bytes_held(self) -> int:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from outlive._system import memory
+from outlive._system.address_space import NoRoomError
 from outlive._transport import wire
 from outlive._transport.cells import PAGE, Arena
 from outlive._transport.leases import CellTable, Hold
@@ -155,22 +156,30 @@ def reduce_array(array: npt.NDArray[Any]) -> Any:
 
 
 def adopt(body: bytearray, inline: int, handles: tuple[memory.Handle, ...], table: CellTable) -> wire.Parcel:
-    """Take a result's cells into the table, as soon as it arrives; ValueError where it is no result of ours."""
+    """Take a result's cells into the table, as soon as it arrives; ValueError where it is no result of ours.
+
+    NoRoomError where there is no room for all of it: none was taken then, and the handles are still the caller's.
+    """
     waiting = list(handles)
     try:
         parcel = wire.read_parcel(body, inline)
         if waiting or parcel.made:
             if len(parcel.made) != len(waiting) or any(table.knows(number) for number, _ in parcel.made):
                 raise ValueError("not valid cells")
-            for number, size in parcel.made:
-                table.add(number, size, waiting.pop(0))
+            mapped = [memory.attach_whole(handle, size) for handle, (_, size) in zip(handles, parcel.made)]
+            while waiting:
+                memory.discard(waiting.pop())
+            for (number, _), cell in zip(parcel.made, mapped):
+                table.add(number, cell)
         if cells := wire.cells_of(parcel, inline, table.size_of):
             table.take(cells)
         table.arrived(parcel.dropped)
         return parcel
-    finally:
-        for handle in waiting:
-            memory.discard(handle)
+    except BaseException as error:
+        if not isinstance(error, NoRoomError):
+            for handle in waiting:
+                memory.discard(handle)
+        raise
 
 
 class Opening:

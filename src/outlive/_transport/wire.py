@@ -20,6 +20,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from outlive._system.address_space import need_of, require_room
 from outlive.incident import Failure
 
 
@@ -140,7 +141,7 @@ def read_parcel(body: bytearray, at: int) -> Parcel:
     numbers = array("q")
     numbers.frombytes(view[at : at + 8 * count])
     at += 8 * count
-    side = pickle.loads(view[at : at + side_size]) if side_size else NOTHING_BESIDE
+    side = load(view[at : at + side_size]) if side_size else NOTHING_BESIDE
     triples = zip(numbers[k::3], numbers[k + 1 :: 3], numbers[k + 2 :: 3], strict=True)
     everything = list(triples)
     return Parcel(
@@ -189,4 +190,9 @@ def dump(value: Any) -> bytes:
 
 
 def load(body: bytes | bytearray | memoryview) -> Any:
-    return pickle.loads(body)
+    """What was dumped; NoRoomError where this process has too little memory for it, whatever it is."""
+    try:
+        return pickle.loads(body)
+    except MemoryError:
+        require_room(need_of(len(body)))
+        raise

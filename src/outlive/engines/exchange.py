@@ -8,6 +8,7 @@ Never   starts, waits for or ends a process: that is for the engine which builds
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,12 +18,13 @@ from outlive import records as r
 from outlive._capture import crash, stacks
 from outlive._capture.blackbox import COPIES, TIMES, BlackBox, Reason
 from outlive._system import memory, processes
+from outlive._system.address_space import NoRoomError, no_room_text
 from outlive._system.channel import Frame
 from outlive._transport import wire
 from outlive._transport.wire import Kind
 from outlive._worker import loop
 from outlive.engines import messages
-from outlive.engines.workers import Memory, Result, Stand, Worker, still_there, why_recycled
+from outlive.engines.workers import Memory, Result, Stand, Worker, still_there, why_ended, why_recycled
 from outlive.evidence import CreepKind, Evidence, Worked
 from outlive.incident import Decision, Exit, InHand, Stage
 from outlive.records import Event
@@ -52,6 +54,7 @@ class Exchange:
         self._times = [0] * TIMES  # how long batches took, of workers that are gone
         self._hung: dict[int, int] = {}  # batches that hung a worker, and the sample in hand; -1: all of them were
         self._stuck: list[StuckWorker] = []
+        self._no_room = False  # for something that came
         self._far_ahead = False  # more batches may wait for their turn than a black box has random states
 
     @property
@@ -197,22 +200,23 @@ class Exchange:
     # ------------------------------------------------------------ from workers
 
     def _receive(self, worker: Worker, news: list[News]) -> None:
-        frames = iter(worker.channel.receive())
-        for frame in frames:
-            try:
-                self._take_frame(worker, frame, news)
-            except OSError:  # a cell that cannot be mapped: this worker is lost
-                worker.channel.torn = worker.channel.closed = worker.channel.drained = True
-                break
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # whatever unpickling what is no pickle of ours may raise
-                log.debug("worker %d sent what is no message: %r", worker.slot, error)
-                worker.channel.garble()
-                break
-        for lost in frames:
-            for handle in lost.handles:
-                memory.discard(handle)
+        self._no_room |= messages.take_all(worker.channel, functools.partial(self._take_frame, worker), news)
+
+    def _take_untaken(self) -> None:
+        """Take what waits for room; raises if there is none still. Nothing is lost by that."""
+        if self._no_room:
+            self._no_room = False
+            self._read_waiting(self._pending)
+            if self._no_room:
+                raise NoRoomError(no_room_text(len(self._cells), self.cell_bytes()))
+
+    def _read_waiting(self, news: list[News]) -> None:
+        for worker in self._workers:
+            if worker is not None and worker.channel.waits:
+                self._read_worker(worker, news)
+
+    def _read_worker(self, worker: Worker, news: list[News]) -> None:
+        raise NotImplementedError
 
     def _take_frame(self, worker: Worker, frame: Frame, news: list[News]) -> None:
         slot, incarnation, kept = worker.slot, worker.incarnation, self._memories[worker.slot]
@@ -290,6 +294,8 @@ class Exchange:
         worker.channel.drained = worker.channel.closed
         while not worker.channel.drained:
             self._receive(worker, news)
+        if worker.channel.waits:
+            return  # it is done again when there was room for that
         if worker.unprepared is not None:
             news.append((r.PreparationFailed(worker.slot, worker.incarnation, worker.pid, worker.unprepared), None))
         else:
@@ -352,7 +358,7 @@ class Exchange:
             worked=worked,
             crash=crash.read(box),
             recorder=crash.could_record(box),
-            ended_because=_why_ended(worker),
+            ended_because=why_ended(worker),
             over_limit_bytes=reached if refused else known.over_limit_bytes,
             memory_limit_bytes=bound if refused else known.memory_limit_bytes,
         )
@@ -477,14 +483,3 @@ class Exchange:
             return sum(list(self._cells.values()))
         worker = self._workers[slot]
         return 0 if worker is None else worker.table.bytes_held
-
-
-def _why_ended(worker: Worker) -> str:
-    """Why we killed it, if we did."""
-    if worker.channel.garbled:
-        return "it wrote to a socket of outlive's, a descriptor that is not its own"
-    if worker.channel.torn:
-        return "the trainer could not take over what it sent, for want of descriptors or memory"
-    if worker.asked_to_end:
-        return "it closed its socket to the trainer, a descriptor that is not its own, and went on"
-    return ""

@@ -14,13 +14,15 @@ import collections.abc
 import dataclasses
 import enum
 import functools
+import logging
 import math
 import types
 import typing
 from collections.abc import Callable
 from typing import Any
 
-from outlive._system.channel import Frame
+from outlive._system.address_space import NoRoomError
+from outlive._system.channel import Channel, Frame
 from outlive._transport import wire
 from outlive._transport.wire import Kind, Side
 from outlive.evidence import Creep, Evidence, Seen
@@ -51,8 +53,37 @@ _BODIES: dict[int, Any] = {
 }
 
 
+log = logging.getLogger("outlive")
+
+
 class ForeignMessageError(ValueError):
     """What came is no message of outlive's, or none that its sender may send now."""
+
+
+def take_all(channel: Channel, take: Callable[[Frame, list[Any]], None], news: list[Any]) -> bool:
+    """Take what comes from a channel, or came before and waits for room; whether something waits now.
+
+    What cannot be taken costs its sender, and nothing else; what there is no room for here costs nothing.
+    """
+    untaken = channel.untaken
+    if not untaken:
+        untaken.extend(channel.receive())
+    while untaken:
+        frame = untaken.popleft()
+        try:
+            take(frame, news)
+        except NoRoomError:
+            untaken.appendleft(frame)
+            channel.drained = True
+            return True
+        except OSError:  # a cell that cannot be mapped
+            channel.tear()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # whatever unpickling what is no pickle of ours may raise
+            log.debug("what came is no message: %r", error)
+            channel.garble()
+    return channel.starved
 
 
 def body_of(frame: Frame) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 from outlive._capture.blackbox import COPIES, BlackBox, Reason
 from outlive._system import processes
+from outlive._system.address_space import need_of, no_room_text, require_room
 from outlive._system.channel import Channel, Frame
 from outlive._transport import packing, wire
 from outlive._transport.leases import CellTable, Hold
@@ -45,7 +46,13 @@ class Result:
         return len(self._body) + sum(place[2] for place in (*self._parcel.buffers, *self._parcel.places))
 
     def open(self) -> Any:
-        return packing.unpack(self._parcel, self._body, self._table, self._hold)
+        """The batch; NoRoomError where this process has no room for it just now."""
+        try:
+            return packing.unpack(self._parcel, self._body, self._table, self._hold)
+        except MemoryError:
+            need, table = need_of(len(self._body)) + self.nbytes, self._table
+            require_room(need, no_room_text(table.maps, table.bytes_mapped))
+            raise
 
     def discard(self) -> None:
         packing.discard(self._parcel, self._table, self._hold)
@@ -190,6 +197,17 @@ def why_recycled(worker: Worker) -> str:
         what = "open descriptors" if reason is Reason.DESCRIPTORS else "threads"
         return f"it has {reached} {what}, of {bound} that it may, and they become more and more"
     return f"its memory has reached {in_words(reached)} of {in_words(bound)}"
+
+
+def why_ended(worker: Worker) -> str:
+    """Why we killed it, if we did."""
+    if worker.channel.garbled:
+        return "it wrote to a socket of outlive's, a descriptor that is not its own"
+    if worker.channel.torn:
+        return "the trainer could not take over what it sent, for want of descriptors or memory"
+    if worker.asked_to_end:
+        return "it closed its socket to the trainer, a descriptor that is not its own, and went on"
+    return ""
 
 
 def still_there(stuck: Sequence[StuckWorker]) -> tuple[StuckWorker, ...]:

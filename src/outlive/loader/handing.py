@@ -12,6 +12,7 @@ from typing import Any
 
 from outlive import records as r
 from outlive._fleet.runner import Runner
+from outlive._system.address_space import NoRoomError
 from outlive.loader.door import Door
 from outlive.loader.pacing import Pacing
 from outlive.loader.resuming import Track
@@ -35,6 +36,8 @@ class HandsOut:
     _stream: bool
     _send_idx: int
     _owed: int
+    _hand: Any
+    _agreement: Any
     _sampler_error: Exception | None = None
 
     def _draw_owed(self) -> None:
@@ -42,6 +45,17 @@ class HandsOut:
         while self._owed and self._sampler_error is None:
             self._try_put_index()
             self._owed -= 1
+
+    def _open(self, seq: int, payload: Any) -> Exception | None:
+        """Open a batch, before anything is booked: when this is interrupted, or there is no room for it in this
+        process, which is no fault of the batch, it comes with the next call. What makes it unreadable is returned."""
+        try:
+            self._hand = seq, self._agreement.given(payload.open())
+        except NoRoomError:
+            raise
+        except Exception as error:
+            return error
+        return None
 
     def _raise_sampler_error(self) -> None:
         """Raise what the sampler raised, once. The next call draws again, as with num_workers=0."""

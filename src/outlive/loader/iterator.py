@@ -257,11 +257,7 @@ class SupervisedIterator(HandsOut, torch_loader._MultiProcessingDataLoaderIter):
             concluded = self._runner.concluded[seq]
             problem = None
             if concluded.outcome is Outcome.DELIVERED:
-                # Before anything is booked: when this is interrupted, the batch comes with the next call.
-                try:
-                    self._hand = seq, self._agreement.given(concluded.payload.open())
-                except Exception as error:
-                    problem = error
+                problem = self._open(seq, concluded.payload)
             slot = self._book(seq, concluded.outcome)
             if problem is not None:
                 concluded.payload.discard()

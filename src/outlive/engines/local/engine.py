@@ -233,6 +233,7 @@ class LocalEngine(Exchange):
 
     def wait_ready(self, timeout_s: float | None) -> Any:
         """Wait until something has happened, `timeout_s` at most. May be interrupted without harm."""
+        self._take_untaken()
         if self._pending or self._ended:
             timeout_s = 0.0
         elif self._hung_up:
@@ -271,17 +272,16 @@ class LocalEngine(Exchange):
             if worker.channel.torn and self._control is not None and worker.pid > 0:
                 self._control.send(Kind.KILL, worker.pid)
 
+    def _read_waiting(self, news: list[News]) -> None:
+        if self._control is not None and self._control.waits:
+            self._read_control(news)
+        super()._read_waiting(news)
+
     def _read_control(self, news: list[News]) -> None:
         control = self._control
         assert control is not None
-        try:
-            for frame in control.receive():
-                self._take_frame_of_zygote(frame, news)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # as with a worker: the zygote loses itself, and its workers with it
-            log.debug("the zygote sent what is no message: %r", error)
-            control.garble()
+        # As with a worker: the zygote loses itself, and its workers with it.
+        self._no_room |= messages.take_all(control, self._take_frame_of_zygote, news)
         if control.congested:
             control.flush()
         if control.closed:
@@ -376,6 +376,7 @@ class LocalEngine(Exchange):
                     worker.hung_up_at, worker.asked_to_end = now, True
                 continue
             self._bury_one(worker, news)
+        self._ended |= self._no_room  # something that an ended worker has sent may wait
 
     # ------------------------------------------------------------ ending
 

@@ -164,6 +164,7 @@ class PortableEngine(Exchange):
 
     def wait_ready(self, timeout_s: float | None) -> Any:
         """Wait until something has happened, `timeout_s` at most. May be interrupted without harm."""
+        self._take_untaken()
         limit = 0.0 if self._pending else self._watch.interval_s
         if any(worker is not None and worker.channel.congested for worker in self._workers):
             limit = min(limit, _CONGESTED_S)
@@ -188,9 +189,7 @@ class PortableEngine(Exchange):
             if worker.channel.congested:
                 worker.channel.flush()
             if worker.channel in ready and not worker.channel.closed:
-                self._receive(worker, news)
-                if worker.channel.torn:
-                    held.end()
+                self._read_worker(worker, news)
             # Children of its own may keep its sentinel open: then it is asked for now and then.
             if process.sentinel in ready or (look and process.exitcode is not None):
                 worker.asked_to_end |= not self._has_ended(held)
@@ -205,6 +204,11 @@ class PortableEngine(Exchange):
             self._fill_reserve()
             self._look_at = time.monotonic() + self._watch.interval_s
         return news
+
+    def _read_worker(self, worker: Worker, news: list[News]) -> None:
+        self._receive(worker, news)
+        if worker.channel.torn:
+            self._processes[worker.slot].end()
 
     def _end_if_deaf(self, worker: Worker, held: Process) -> None:
         """A worker that closed its socket, and goes on: nothing will ever come of it."""
@@ -262,8 +266,10 @@ class PortableEngine(Exchange):
 
         seen = hanging.see_corpse(worker.pid, worker.evidence.seen)
         worker.evidence = replace(worker.evidence, seen=seen)
-        worker.status, held.stuck = signal.SIGKILL, True
-        self._note_stuck(worker.slot, worker.pid, hanging.drive_of(seen))
+        worker.status = signal.SIGKILL
+        if not held.stuck:  # else it was done before, and what it sent had to wait
+            self._note_stuck(worker.slot, worker.pid, hanging.drive_of(seen))
+        held.stuck = True
         multiprocessing.process._children.discard(held.process)  # type: ignore[attr-defined]  # joined at exit, for ever
         self._bury_one(worker, news)
 
