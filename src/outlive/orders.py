@@ -23,7 +23,6 @@ class Plan:
     excluded: frozenset[int] = frozenset()
     substitutes: Mapping[int, int] = field(default_factory=dict)  # position → which candidate
     probe: tuple[int, ...] | None = None  # run these positions only and throw the result away
-    lingers: bool = False  # and wait a while for what they may have set off
 
 
 WHOLE = Plan()

@@ -7,15 +7,10 @@ Never   a process, a clock; times are numbers.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from machine.events import begun, concluded, death, handle, killed_twice, of, ready, sent, submit
 from outlive import records as r
-from outlive._fleet.machine import Machine
-from outlive.crashes import CrashRecord
-from outlive.evidence import Evidence
 from outlive.incident import Exit, IncidentKind, InHand, Stage
 from outlive.records import MOST_SUBSTITUTES, Outcome, Plan
 from simulated_fleet import NO_LIMITS
@@ -67,97 +62,18 @@ def test_no_sample_is_blamed_for_a_death_after_its_batch_arrived():
     assert sent(actions) == [(2, 1, r.WHOLE)]
 
 
-def test_a_sample_is_tried_again_by_itself_after_its_first_death():
-    """One death may be anybody's, or another sample's of its batch: the slot's other tasks wait for that."""
+def test_a_sample_is_tried_again_after_its_first_death():
+    """One death may be anybody's."""
     machine = begun(on_error="skip")
-    submit(machine, 0, 1)
+    submit(machine, 0)
 
     actions = handle(machine, death(1, position=2))
 
     [report] = of(r.ReportIncident, actions)
     assert (report.incident.positions, report.incident.attempt, report.incident.attempts_allowed) == ((2,), 1, 2)
     assert "tried again" in report.incident.action
-    assert sent(actions) == [(2, 0, Plan(probe=(2,)))]
+    assert sent(actions) == [(2, 0, r.WHOLE)]
     assert machine.retries == 1
-
-
-def test_the_batch_is_made_again_when_its_sample_does_not_kill_by_itself():
-    """It was not to blame: the batch is whole again, and the other tasks follow."""
-    machine = begun(on_error="skip")
-    submit(machine, 0, 1)
-    handle(machine, death(1, position=2), ready(2))
-
-    actions = handle(machine, r.TaskFinished(0, 2, 0))
-
-    assert of(r.PutInQuarantine, actions) == []
-    assert sent(actions) == [(2, 0, r.WHOLE), (2, 1, r.WHOLE)]
-
-
-@pytest.mark.parametrize("how", ["alone in its batch", "it hung", "its main thread faulted", "of a stream"])
-def test_a_sample_is_not_tried_by_itself_when_no_other_one_can_be_to_blame(how):
-    """Its batch is made again as it is."""
-    machine = begun(on_error="skip")
-    submit(machine, 0, size=1 if how == "alone in its batch" else 4, skippable=how != "of a stream")
-    more: dict[str, Any] = {"hung": how == "it hung"}
-    if how == "its main thread faulted":
-        more["evidence"] = Evidence(crash=CrashRecord(11, 1, 4001, 4001))
-
-    assert sent(handle(machine, death(1, position=0, **more))) == [(2, 0, r.WHOLE)]
-
-
-def delayed(machine: Machine, culprit: int, hit: int) -> list[Any]:
-    """Play a sample that kills while another one is in hand; who is put into the quarantine in the end."""
-    actions = handle(machine, death(1, position=hit))
-    for incarnation in range(2, 30):
-        handle(machine, ready(incarnation))
-        while not of(r.PutInQuarantine, actions):
-            plan = of(r.SendTask, actions)[0].plan
-            if plan.probe is None or culprit in plan.probe:
-                break
-            actions = handle(machine, r.TaskFinished(0, incarnation, 0))
-        if condemned := of(r.PutInQuarantine, actions):
-            return condemned
-        stage, position = (Stage.FETCHING, hit) if plan.probe is None else (Stage.AT_WORK, -1)
-        actions = handle(machine, death(incarnation, stage, 0, position))
-        if condemned := of(r.PutInQuarantine, actions):
-            return condemned
-    raise AssertionError("it goes on for ever")
-
-
-@pytest.mark.parametrize("culprit", range(8))
-def test_a_sample_that_kills_with_a_delay_is_found_and_the_one_in_hand_is_spared(culprit):
-    """Say by a thread that it started: the sample in hand is well by itself, so the batch is searched."""
-    machine = begun(on_error="skip")
-    submit(machine, 0, size=8)
-
-    [quarantine] = delayed(machine, culprit, hit=7)
-
-    assert quarantine.positions == (culprit,)
-
-
-def test_tries_of_a_search_for_a_delayed_killer_wait_for_what_they_set_off():
-    """Else it would kill in the next try, which would be blamed."""
-    machine = begun(on_error="skip")
-    submit(machine, 0)
-    handle(machine, death(1, position=3), ready(2), r.TaskFinished(0, 2, 0))
-
-    actions = handle(machine, death(2, position=3))
-
-    assert sent(actions) == [(3, 0, Plan(probe=(0, 1), lingers=True))]
-
-
-def test_the_sample_in_hand_is_blamed_when_no_single_one_kills():
-    """It kills in company only: it and not the whole batch is left out."""
-    machine = begun(on_error="skip")
-    submit(machine, 0)
-    handle(machine, death(1, position=3), ready(2), r.TaskFinished(0, 2, 0))
-    handle(machine, death(2, position=3), ready(3))
-
-    tries = [handle(machine, r.TaskFinished(0, 3, 0)) for _ in range(3)]
-
-    [quarantine] = of(r.PutInQuarantine, tries[-1])
-    assert quarantine.positions == (3,)
-    assert sent(tries[-1]) == [(3, 0, Plan(frozenset({3})))]
 
 
 def test_a_sample_is_raised_with_its_name_after_its_second_death():

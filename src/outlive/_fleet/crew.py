@@ -69,10 +69,6 @@ class Crew:
         if self._living() >= self.capacity:
             self._change_shifts()
 
-    def arrange_if_short(self) -> None:
-        if self.is_short:
-            self.arrange()
-
     def _missing(self) -> list[Slot]:
         """Slots to be filled; first the one whose batch is wanted first."""
         missing = [slot for slot in self._slots if slot.state == "empty" and not (slot.ended and not slot.queue)]

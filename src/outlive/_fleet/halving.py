@@ -1,6 +1,6 @@
 """Finds the one sample among many that kills a worker, by trying halves.
 
-Reads   whether a try survived, and how a worker died.
+Reads   whether a try survived.
 Writes  nothing; says what to try next.
 Never   a process; no clock.
 
@@ -13,32 +13,10 @@ sample is to blame, and the batch as a whole is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-from outlive.incident import Incident
-
-
-def may_be_anothers(incident: Incident, live: Sequence[int]) -> bool:
-    """Whether a death while fetching one of these samples may be another's work, say of a thread that it started.
-
-    It is not where the main thread itself hung, or ran into the fault.
-    """
-    crash = incident.crash
-    own_fault = crash is not None and crash.thread == crash.pid and crash.sender_pid is None
-    return len(live) > 1 and not incident.hung and not own_fault
-
-
-@dataclass(frozen=True)
-class Alone:
-    """The sample that was in hand at a death is tried by itself: it dies again, or another one is to blame."""
-
-    probe: tuple[int, ...]
-    else_blamed: tuple[int, ...] = ()
 
 
 class Halving:
-    def __init__(self, suspects: Sequence[int], else_blamed: tuple[int, ...] = ()) -> None:
-        self.else_blamed = else_blamed  # where no single one is to blame; then each try waits for what comes later
+    def __init__(self, suspects: Sequence[int]) -> None:
         self._whole = tuple(suspects)
         self._suspects = tuple(suspects)
         self.culprits: tuple[int, ...] | None = None

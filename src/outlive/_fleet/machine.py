@@ -23,7 +23,7 @@ from outlive._fleet import incidents
 from outlive._fleet.breaker import Breaker
 from outlive._fleet.crew import Crew
 from outlive._fleet.dealing import Dealer
-from outlive._fleet.halving import Alone, Halving, may_be_anothers
+from outlive._fleet.halving import Halving
 from outlive._fleet.policy import Intensity, too_many_bad
 from outlive._fleet.renewal import Renewal
 from outlive._fleet.state import OWN_STAGES, START_STAGES, Question, Slot, Task
@@ -101,17 +101,20 @@ class Machine:
             self._do(r.ConcludeTask(event.seq, Outcome.ENDED))
             return
         task = self.tasks[event.seq] = Task(event.seq, event.slot, event.size, event.skippable)
-        if event.known_bad or event.spared or event.exchanged:
-            task.leave_out(event, self.policy.crash_rule)
-            self.spared += len(event.spared) + len(event.exchanged)
-            self.replaced += len(event.exchanged)
-            if not task.live():
-                del self.tasks[event.seq]
-                self._do(r.ConcludeTask(event.seq, Outcome.EMPTY))
-                return
+        if (event.known_bad or event.spared or event.exchanged) and self._leave_out(task, event):
+            del self.tasks[event.seq]
+            self._do(r.ConcludeTask(event.seq, Outcome.EMPTY))
+            return
         self.dealer.add(task)
         if self.crew.is_short and event.slot >= 0 and self.slots[event.slot].state == "empty":
             self.crew.arrange()
+
+    def _leave_out(self, task: Task, event: r.TaskSubmitted) -> bool:
+        """Leave out what is known to be bad, by an earlier epoch or by a file; True when nothing is left."""
+        task.leave_out(event, self.policy.crash_rule)
+        self.spared += len(event.spared) + len(event.exchanged)
+        self.replaced += len(event.exchanged)
+        return not task.live()
 
     def _worker_ready(self, event: r.WorkerReady, now: float) -> None:
         slot = self.slots[event.slot]
@@ -119,7 +122,8 @@ class Machine:
             slot.state = "ready"
             slot.failed_starts = 0
             slot.can_skip = event.can_skip
-            self.crew.arrange_if_short()
+            if self.crew.is_short:
+                self.crew.arrange()
 
     def _task_finished(self, event: r.TaskFinished, now: float) -> None:
         slot = self.slots[event.slot]
@@ -187,8 +191,8 @@ class Machine:
         self._concluded += 1
         self._do(r.ConcludeTask(task.seq, outcome, incident))
         self.dealer.send(slot)
-        if not slot.queue:
-            self.crew.arrange_if_short()
+        if not slot.queue and self.crew.is_short:
+            self.crew.arrange()
 
     def _end_stream(self, slot: Slot) -> None:
         """A stream has no more: what was still asked of it will not come."""
@@ -198,7 +202,8 @@ class Machine:
             del self.tasks[seq]
             self._do(r.ConcludeTask(seq, Outcome.ENDED))
         slot.sent = 0
-        self.crew.arrange_if_short()
+        if self.crew.is_short:
+            self.crew.arrange()
 
     # ------------------------------------------------------------ deaths
 
@@ -235,6 +240,7 @@ class Machine:
             if event.unsent is None:
                 self._died_with(slot, head, incident)
             else:
+                self._do(r.ReportIncident(replace(incident, action="gave up")))
                 text = f"{head.undelivered} workers have made batch {head.seq}, and none of them could send it"
                 self._give_up(r.LimitKind.UNSENT, text, incident)
         elif event.blameless or stage in OWN_STAGES:
@@ -246,7 +252,7 @@ class Machine:
                 self._start_failed(slot, replace(incident, kind=IncidentKind.START))
         elif head is None or not in_hand:
             self._do(r.ReportIncident(incident))
-        elif stage is Stage.FETCHING and head.search is None and head.has(event.in_hand.position):
+        elif stage is Stage.FETCHING and head.has(event.in_hand.position):
             self._died_at(slot, head, event.in_hand.position, incident)
         else:
             self._died_with(slot, head, incident)
@@ -271,24 +277,14 @@ class Machine:
     def _died_at(self, slot: Slot, task: Task, position: int, incident: Incident) -> None:
         deaths = task.deaths[position] = task.deaths.get(position, 0) + 1
         incident = replace(incident, positions=(position,), attempt=deaths)
-        doubtful = not self.tasks_pay and task.skippable and may_be_anothers(incident, task.live())
         if deaths <= self.policy.retries:
             self.retries += 1
             self._do(r.ReportIncident(replace(incident, action="replaced, sample tried again")))
-            if doubtful and position not in task.cleared:
-                task.search = Alone((position,))
-        elif doubtful and position in task.cleared:
-            self._do(r.ReportIncident(replace(incident, action="searched by halving")))
-            task.search = Halving(task.live(), else_blamed=(position,))
-        else:
-            self._poison(slot, task, (position,), incident)
+            return
+        self._poison(slot, task, (position,), incident)
 
     def _died_with(self, slot: Slot, task: Task, incident: Incident) -> None:
         """The worker died with a whole batch in hand: in __getitems__, collating or sending."""
-        if isinstance(task.search, Alone):
-            [position], task.search = task.search.probe, None
-            self._died_at(slot, task, position, incident)
-            return
         if task.search is not None:
             incident = replace(incident, positions=task.search.probe)
             if not task.search.would_end:
@@ -313,18 +309,14 @@ class Machine:
         task.search = Halving(suspects)
 
     def _search_on(self, slot: Slot, task: Task, *, survived: bool, incident: Incident | None = None) -> None:
+        assert task.search is not None
         search = task.search
-        assert search is not None
-        if isinstance(search, Alone):
-            task.cleared.update(search.probe)
-            task.search = None
-        else:
-            search.learn(survived)
-        if isinstance(search, Alone) or search.culprits is None:
+        search.learn(survived)
+        if search.culprits is None:
             slot.sent = 0
             self.dealer.send(slot)
             return
-        culprits = search.culprits if len(search.culprits) == 1 else search.else_blamed or task.live()
+        culprits = search.culprits if len(search.culprits) == 1 else task.live()
         task.search, task.whole_deaths, slot.sent = None, 0, 0
         if incident is None:
             incident = incidents.of_search(slot, task, self.policy.retries + 1)
@@ -374,7 +366,6 @@ class Machine:
             for position in positions:
                 task.substitutes[position] = task.substitutes.get(position, 0) + 1
                 task.deaths.pop(position, None)
-                task.cleared.discard(position)
             self._condemn(task, positions, replace(incident, action="replaced by another sample"), True)
         else:
             task.excluded.update(positions)
@@ -415,7 +406,9 @@ class Machine:
         if slot.failed_starts < allowed:
             self._do(r.ReportIncident(incident))
             return
-        self._give_up(r.LimitKind.STARTS, f"worker {slot.number} could not be started", incident)
+        self._give_up(
+            r.LimitKind.STARTS, f"worker {slot.number} could not be started", replace(incident, action="gave up")
+        )
 
     def _start(self, slot: Slot) -> None:
         slot.incarnation += 1
@@ -493,7 +486,6 @@ class Machine:
 
     def _give_up(self, limit: r.LimitKind, text: str, incident: Incident | None) -> None:
         self.given_up = True
-        if incident is not None and limit in (r.LimitKind.STARTS, r.LimitKind.UNSENT):
-            incident = replace(incident, action="gave up")
+        if incident is not None and limit is r.LimitKind.STARTS:
             self._do(r.ReportIncident(incident))
         self._do(r.GiveUp(limit, text, incident))

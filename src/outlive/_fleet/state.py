@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from outlive import records as r
-from outlive._fleet.halving import Alone, Halving
+from outlive._fleet.halving import Halving
 from outlive.incident import Incident, Stage
 
 # No user code runs, or (probing) such that nobody asked for: no sample is to blame.
@@ -43,8 +43,7 @@ class Task:
     whole_deaths: int = 0
     excluded: set[int] = field(default_factory=set)
     substitutes: dict[int, int] = field(default_factory=dict)
-    search: Halving | Alone | None = None
-    cleared: set[int] = field(default_factory=set)  # were in hand at a death, and did not kill when they were alone
+    search: Halving | None = None
     is_asked_about: bool = False  # the user's callable has yet to say what becomes of it
     undelivered: int = 0  # how many workers died while they handed it over
 
@@ -82,8 +81,7 @@ class Task:
 
     def plan(self) -> r.Plan:
         if self.search is not None:
-            lingers = bool(self.search.else_blamed)
-            return r.Plan(frozenset(self.excluded), dict(self.substitutes), self.search.probe, lingers)
+            return r.Plan(frozenset(self.excluded), dict(self.substitutes), self.search.probe)
         if not self.excluded and not self.substitutes:
             return r.WHOLE
         return r.Plan(frozenset(self.excluded), dict(self.substitutes))

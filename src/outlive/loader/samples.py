@@ -24,8 +24,6 @@ from outlive.orders import MOST_SUBSTITUTES
 
 log = logging.getLogger("outlive")
 
-_LINGER_S = 0.5  # what a sample sets off and leaves behind, such as a thread, kills within this time
-
 
 class MapJob(LoaderJob):
     """Map-style datasets: a task names its samples."""
@@ -63,22 +61,8 @@ class MapJob(LoaderJob):
             self._source.failing_since = 0.0
         if self._get_many is None and not probe and tasks.is_plain(body):
             self._run_plain(seq, body)
-        elif probe:
-            self._run_probe(seq, body)
         else:
-            self._run(seq, body, False)
-
-    def _run_probe(self, seq: int, body: memoryview) -> None:
-        """Leave no trace of it in a dataset that can say where it stands."""
-        before = wire.dump(self.dataset.state_dict()) if self._tells else None
-        try:
-            self._run(seq, body, True)
-        finally:
-            if before is not None:
-                self.dataset.load_state_dict(wire.load(before))
-        if tasks.decode_map(body).lingers:
-            self.desk.box.enter(Stage.AT_WORK, seq)
-            self.desk.pause(_LINGER_S)
+            self._run(seq, body, probe)
 
     def _run_plain(self, seq: int, body: memoryview) -> None:
         """A batch as it was drawn, sample by sample: as nearly all of them are. What fails goes the long way."""

@@ -28,7 +28,6 @@ class MapTask:
     candidates: tuple[Any, ...] = ()
     whole: Any = None  # the index list as drawn, when nothing was changed
     tried: Mapping[int, int] = field(default_factory=dict)  # position → how many candidates were bad there
-    lingers: bool = False
 
     def candidate(self, position: int, nth: int) -> Any:
         """What the nth replacement in a place is: the same whoever asks, and whatever else went wrong."""
@@ -63,7 +62,7 @@ def encode_map(
     if plan.probe is not None:
         live = {p: i for p, i in live.items() if p in plan.probe}
     whole = index if plan is WHOLE else None
-    return _PLANNED + pickle.dumps((live, tuple(candidates), whole, dict(plan.substitutes), plan.lingers), 5)
+    return _PLANNED + pickle.dumps((live, tuple(candidates), whole, dict(plan.substitutes)), 5)
 
 
 def is_plain(body: memoryview) -> bool:
