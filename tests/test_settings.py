@@ -193,6 +193,8 @@ def test_a_wrong_word_for_faults_is_refused_by_the_loader_too():
 HUGE = "9" * 400
 LOADER_REFUSED = [
     ({"num_workers": 1.5}, TypeError, 'num_workers must be an int or "auto", got 1.5'),
+    ({"num_workers": "2"}, TypeError, "num_workers must be an int or \"auto\", got '2'"),
+    ({"num_workers": None}, TypeError, 'num_workers must be an int or "auto", got None'),
     ({"num_workers": math.nan}, TypeError, 'num_workers must be an int or "auto", got nan'),
     ({"num_workers": "atuo"}, TypeError, 'num_workers must be an int or "auto", got \'atuo\' (did you mean "auto"?)'),
     ({"num_workers": 10**5000}, ValueError, "num_workers must be less than 2**62, got a number of 16610 bits"),

@@ -18,8 +18,6 @@ from loader_comparison import OURS, TORCH, raised_by, without_addresses
 
 REFUSED: dict[str, dict[str, Any]] = {
     "negative num_workers": {"num_workers": -1},
-    "num_workers that is a string": {"num_workers": "2"},
-    "num_workers that is None": {"num_workers": None},
     "negative timeout": {"timeout": -1},
     "timeout that is a string": {"timeout": "3"},
     "prefetch_factor without workers": {"prefetch_factor": 2},

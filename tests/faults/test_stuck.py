@@ -22,7 +22,7 @@ from outlive._capture import stacks
 from outlive.verdicts import Name
 
 SIZE, BEFORE, BAD = 12, 3, 5
-POLICY = {"on_error": "skip", "hang_floor_s": 0.2, "hang_wait_s": 0.6, "hang_busy_s": 60.0}
+POLICY = {"on_error": "skip", "hang_floor_s": 0.2, "hang_wait_s": 2.0, "hang_busy_s": 60.0}
 
 
 @contextmanager

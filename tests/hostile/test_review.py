@@ -20,6 +20,7 @@ REVIEWED = {
     "removes a file or an empty folder": {
         *("_metrics/runtime.py", "_system/safe_files.py", "_system/named.py", "checking/state.py"),
         *("engines/portable/engine.py", "engines/portable/worker.py", "testing/chaos.py", "testing/marks.py"),
+        "dashboard/links.py",
     },
     "replaces or renames a file": {"_metrics/history.py", "_system/safe_files.py", "_forensics/journal_file.py"},
 }

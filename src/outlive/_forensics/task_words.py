@@ -23,6 +23,8 @@ _PHRASES = {
     "it is no Exception, or was raised where no sample is in hand: ": "it was raised where no task is in hand: ",
     "no sample is to blame": "no task is to blame",
     "the batch cannot be sent to the trainer: ": "the result cannot be sent: ",
+    "the worker could not send its batch: ": "the worker could not send its result: ",
+    "the batch itself was ready: ": "the result itself was ready: ",
     " cannot be pickled, at batch": " cannot be pickled, at result",
     "the batch has arrived and cannot be unpickled in the trainer": "the result has come and cannot be unpickled",
     "the trainer had other threads when it was forked": "the pool's process had other threads when it was forked",
