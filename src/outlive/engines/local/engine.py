@@ -431,7 +431,7 @@ class LocalEngine(Exchange):
             return
         self.closed = True
         pids = [worker.pid for worker in self._workers if worker is not None and worker.pid > 0]
-        process, killed = self._process, True
+        killed = True
         try:
             for slot, worker in enumerate(self._workers):
                 if worker is not None:
@@ -441,12 +441,11 @@ class LocalEngine(Exchange):
             if self._control is not None:
                 self._control.send(Kind.LEAVE, extra=int(grace_s * 1000))
                 killed = self._put_zygote_away(grace_s + 2.5) != 0
-        except BaseException:  # an interrupt: this is not called again, so the rest goes by force, without a wait
-            with contextlib.suppress(ValueError):  # joined and closed already
-                if process is not None and process.is_alive():
-                    process.kill()
-            self._kill_groups(pids)
-            raise
+        finally:
+            # Where an interrupt came in between: the zygote sees this end, and ends everything in order by itself.
+            control, self._control = self._control, None
+            if control is not None:
+                control.close()
         if killed:
             self._kill_groups(pids)
         self._poller.close()
