@@ -44,8 +44,8 @@ class Job:
     may_end = True
     can_skip = False
 
-    def next_epoch(self, place: bytes | None) -> tuple[None, None]:
-        return None, None
+    def next_epoch(self, place: bytes | None) -> tuple[None, None, bool]:
+        return None, None, False
 
 
 class EngineOfPairs(Exchange):

@@ -57,7 +57,8 @@ class Restored:
     place: bytes | None = None  # where a stream stood after the last batch that arrived
     dataset: bytes | None = None  # the dataset as it was when a later epoch began, where it had a state of its own
     steps: tuple[tuple[int, frozenset[int]], ...] = ()  # batches to leave behind: samples, and those that kill
-    iterations: int = 0  # how often iter(dataset) was called since `dataset` was kept, this epoch's not counted
+    iterations: int = 0  # how often iter(dataset) was called since `dataset` was kept, and no more is known
+    earlier: tuple[Restored, ...] = ()  # epochs that began after those, each as it was left
 
 
 class Job(Protocol):
@@ -72,8 +73,10 @@ class Job(Protocol):
         """Begin another epoch; answers with what a replacement needs of the dataset's own state, b"" for nothing."""
         ...
 
-    def next_epoch(self, place: bytes | None) -> tuple[bytes | None, bytes | None]:
-        """Asked in the trainer: what the epoch after the one left at this place begins with, place or dataset."""
+    def next_epoch(self, place: bytes | None) -> tuple[bytes | None, bytes | None, bool]:
+        """Asked in the trainer: what the epoch after the one left at this place begins with, place or dataset; and
+        whether a replacement is to take first what was taken up to there.
+        """
         ...
 
     def run(self, seq: int, body: memoryview, probe: bool) -> None: ...
@@ -101,6 +104,7 @@ class Desk:
         self.last_random: bytes = b""
         self.dealt_with: list[Failure] = []  # failures of this batch that the policy took care of
         self.place: bytes | None = None  # where the stream stands after this batch
+        self.dataset = b""  # what earlier epochs made of it, where this worker had to repeat them
         self.samples = 0  # of this batch
         self.timed = False  # this batch's stages are: of short ones not all, for looking at the clock takes time, too
         self.collating_ns = self.sending_ns = 0  # since when it is, where it is timed
@@ -284,7 +288,7 @@ def main(
         manners = Manners()
         creep = Creep(box, lambda told: desk.send(Kind.CREPT, parts=[wire.dump(told)]))
         desk.last_random = desk.randomness.read()
-        desk.send(Kind.READY, extra=int(job.can_skip))
+        desk.send(Kind.READY, extra=int(job.can_skip), parts=[desk.dataset])
         while True:
             box.enter(Stage.IDLE)
             frame = desk.next_frame()

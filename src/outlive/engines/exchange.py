@@ -112,6 +112,7 @@ class Exchange:
             kept.dataset,
             kept.steps,
             kept.iterations,
+            kept.earlier,
         )
         worker.channel.send(Kind.RESTORE, parts=[wire.dump(restored)])
         self._workers[worker.slot] = worker
@@ -170,12 +171,12 @@ class Exchange:
 
     def begin_epoch(self, epoch: int, note: Any) -> None:
         """Have the living workers begin another epoch, and those to come begin with it."""
-        self._epoch, self._epoch_note = epoch, note
+        before, self._epoch, self._epoch_note = self._epoch_note, epoch, note
         self._hung.clear()
         for slot, worker in enumerate(self._workers):
             self._keep_random(slot)
             kept = self._memories[slot]
-            kept.begin_epoch(*self.job.next_epoch(kept.place))
+            kept.begin_epoch(before, *self.job.next_epoch(kept.place))
             if worker is not None and worker.status is None:
                 self._epoch_open.add(slot)
                 worker.channel.send(Kind.EPOCH, epoch, parts=[wire.dump(note)])
@@ -240,6 +241,8 @@ class Exchange:
         if kind == Kind.READY:
             messages.require(not worker.ready)
             worker.ready = True
+            if slot not in self._epoch_open and kept.earlier:
+                kept.keep_dataset(bytes(frame.body))
             news.append((r.WorkerReady(slot, incarnation, bool(frame.extra)), None))
         elif kind == Kind.SURVIVED:
             worker.did(seq, probe=True)
@@ -284,8 +287,7 @@ class Exchange:
             if seq < self._epoch:  # that one was left before it had begun everywhere
                 return
             self._epoch_open.discard(slot)
-            if frame.body:  # else it cannot be kept, and the replay of iter(dataset) grows longer
-                kept.dataset, kept.iterations = bytes(frame.body), 0
+            kept.keep_dataset(bytes(frame.body))
         else:
             raise messages.ForeignMessageError
 

@@ -18,6 +18,7 @@ from outlive._system.address_space import need_of, no_room_text, require_room
 from outlive._system.channel import Channel, Frame
 from outlive._transport import packing, wire
 from outlive._transport.leases import CellTable, Hold
+from outlive._worker.loop import Restored
 from outlive.engines import messages
 from outlive.evidence import NO_EVIDENCE, Evidence
 from outlive.incident import Failure
@@ -69,6 +70,7 @@ class Stand:
     steps: tuple[tuple[int, frozenset[int]], ...] = ()
     iterations: int = 0
     epochs: int = 0  # that began before this one, also those before `dataset` was kept
+    earlier: tuple[Restored, ...] = ()
 
 
 @dataclass
@@ -81,7 +83,8 @@ class Memory:
     random_now: bytes | None = None
     dataset: bytes | None = None
     steps: tuple[tuple[int, frozenset[int]], ...] = ()
-    iterations: int = 0  # epochs that began since `dataset` was kept
+    iterations: int = 0  # epochs that began since `dataset` was kept, of which no more is known
+    earlier: tuple[Restored, ...] = ()  # those after them, each as it was left
     epochs: int = 0
     begun: Stand = Stand()  # where it stood when this epoch began here
     places: dict[int, bytes] = field(default_factory=dict)  # by batch, of the last that arrived
@@ -107,10 +110,13 @@ class Memory:
         self.begun = stand
         self.random_at_start, self.random_now, self.place = stand.random_at_start, stand.random_now, stand.place
         self.dataset, self.steps, self.iterations = stand.dataset, stand.steps, stand.iterations
-        self.epochs = stand.epochs
+        self.earlier, self.epochs = stand.earlier, stand.epochs
 
-    def begin_epoch(self, place: bytes | None, dataset: bytes | None) -> None:
-        """`place`, `dataset`: what this epoch begins with, where the end of the one before it told."""
+    def begin_epoch(self, note: Any, place: bytes | None, dataset: bytes | None, again: bool) -> None:
+        """`place`, `dataset`: what this epoch begins with, where the end of the one before it told. `again`: else a
+        replacement takes what that one took. `note`: of that one.
+        """
+        left = Restored(0, note, self.random_at_start, self.random_now, self.place, None, self.steps)
         if self.random_now is not None:
             self.random_at_start = self.random_now
         # Not yet: iter(dataset) may draw before the first batch of this epoch arrives.
@@ -118,13 +124,23 @@ class Memory:
         self.place = place
         self.steps = ()
         self.epochs += 1
-        if place is None and dataset is None:
-            self.iterations += 1
+        if again:
+            self.earlier = (*self.earlier, left)
+        elif place is None and dataset is None:
+            self.iterations, self.earlier = self.iterations + len(self.earlier) + 1, ()
         else:
-            self.dataset, self.iterations = dataset, 0
+            self.dataset, self.iterations, self.earlier = dataset, 0, ()
         self.places.clear()
         self.random_states.clear()
         self.begun = Stand(place=place)
+
+    def keep_dataset(self, dataset: bytes) -> None:
+        """The dataset as this epoch begins. b"": it cannot be kept."""
+        if dataset:
+            self.dataset, self.iterations, self.earlier = dataset, 0, ()
+        else:  # or there would be more to repeat with every epoch
+            self.iterations += len(self.earlier[:-1])
+            self.earlier = self.earlier[-1:]
 
     def stand_after(self, batch: int, newest: tuple[int, bytes] | None) -> Stand:
         """Where the slot stood after this batch, which had its turn. `newest`: the last random state up to it that a
@@ -134,7 +150,9 @@ class Memory:
         place = max((pair for pair in self.places.items() if pair[0] <= batch), default=(0, self.begun.place))[1]
         stepped = batch >= 0 and (self.last_seq is None or self.last_seq <= batch)
         steps = self.steps if stepped else self.begun.steps if place is self.begun.place else ()
-        return Stand(self.random_at_start, random_now, place, self.dataset, steps, self.iterations, self.epochs)
+        return Stand(
+            self.random_at_start, random_now, place, self.dataset, steps, self.iterations, self.epochs, self.earlier
+        )
 
 
 @dataclass

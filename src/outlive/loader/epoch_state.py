@@ -44,20 +44,34 @@ class SavedStream:
     collate_draws: bool
     ended: bool
     can_skip: bool
+    exhausted: bool = False
     snapshot: Snapshot = field(default_factory=dict)
     snapshot_random: Random | None = None
     attributes: Changed = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class SavedSlot:
+class SavedStand:
     random_at_start: Random | None = None
     random: Random | None = None
     stream: SavedStream | None = None
-    attributes: Changed = field(default_factory=list)
     steps: list[tuple[Count, list[Count]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SavedLeft(SavedStand):
+    """An earlier epoch, as it was left."""
+
+    shared_seed: Seed | None = field(kw_only=True)
+    calls: list[tuple[list[Any], list[Any], Any]] = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class SavedSlot(SavedStand):
+    attributes: Changed = field(default_factory=list)
     iterations: Count = 0
     epochs: Count = 0
+    earlier: list[SavedLeft] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -301,12 +315,14 @@ def _about_fleet(fleet: SavedFleet, saved: SavedLoader, loader: Any, stream: boo
     if fleet.fleet_epoch > saved.epoch:
         yield f"workers are in epoch {fleet.fleet_epoch}, and the loader in epoch {saved.epoch}"
     for number, slot in enumerate(fleet.slots):
-        if not slot.iterations <= slot.epochs <= fleet.fleet_epoch:
-            yield f"slot {number} has begun {slot.iterations} of {slot.epochs} epochs, in epoch {fleet.fleet_epoch}"
-        if slot.stream is not None:
-            yield from _about_stream(slot.stream, loader, stream)
-        if slot.steps and not stream:
-            yield f"the dataset is map-style, and slot {number} steps over samples of a stream"
+        begun = slot.iterations + len(slot.earlier)
+        if not begun <= slot.epochs <= fleet.fleet_epoch:
+            yield f"slot {number} has begun {begun} of {slot.epochs} epochs, in epoch {fleet.fleet_epoch}"
+        for stand in (slot, *slot.earlier):
+            if stand.stream is not None:
+                yield from _about_stream(stand.stream, loader, stream)
+            if stand.steps and not stream:
+                yield f"the dataset is map-style, and slot {number} steps over samples of a stream"
 
 
 def _about_stream(at: SavedStream, loader: Any, stream: bool) -> Iterator[str]:
@@ -350,6 +366,8 @@ def _check_contents(state: Mapping[str, Any], begun: SavedPass | None, loader: A
     if fleet is not None:
         epochs.check_calls(epochs.from_plain_calls(fleet["calls"]), loader.dataset)
         for number, slot in enumerate(fleet["slots"]):
+            for left in slot.get("earlier", ()):
+                epochs.check_calls(epochs.from_plain_calls(left["calls"]), loader.dataset)
             position.to_stand(slot, fleet["base_seed"], number, loader.dataset)
 
 

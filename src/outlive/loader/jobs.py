@@ -92,9 +92,16 @@ class LoaderJob:
             settings.worker_init_fn(slot)
         if restored.dataset is not None:
             self.restore_dataset(restored.dataset)
+        iterations = restored.iterations
+        for left in restored.earlier:
+            self._repeat(left, iterations)
+            iterations = 0
+        if restored.earlier:
+            desk.dataset = self.keep_dataset()  # for other replacements
+        if restored.dataset is not None or restored.earlier:
             self._seed_pipe(note.shared_seed)
         note.repeat_calls(self.dataset)
-        self.replay_iterations(restored.iterations)
+        self.replay_iterations(iterations)
         if restored.random_at_start is not None:
             desk.randomness.set(restored.random_at_start)
         else:
@@ -113,12 +120,24 @@ class LoaderJob:
         self.open(Restored(random_at_start=state))
         return kept
 
+    def _repeat(self, left: Restored, iterations: int) -> None:
+        """Bring the dataset to where an earlier epoch left it, before which so many others began."""
+        note = left.epoch_note or epochs.Note(self.settings.shared_seed)
+        self._seed_pipe(note.shared_seed)
+        note.repeat_calls(self.dataset)
+        self.replay_iterations(iterations)
+        if left.random_at_start is not None:
+            self.desk.randomness.set(left.random_at_start)
+        self.open(left)
+
     def replay_iterations(self, count: int) -> None:
         """Let earlier epochs begin, for what that changes in the dataset."""
 
-    def next_epoch(self, place: bytes | None) -> tuple[bytes | None, bytes | None]:
-        """What the epoch after the one that was left at this place begins with: a place, or the dataset itself."""
-        return place, None
+    def next_epoch(self, place: bytes | None) -> tuple[bytes | None, bytes | None, bool]:
+        """What the epoch after the one that was left at this place begins with: a place, or the dataset itself; and
+        whether that one must be repeated.
+        """
+        return place, None, False
 
     def keep_dataset(self) -> bytes:
         """What a replacement needs of the dataset's own state in a later epoch."""

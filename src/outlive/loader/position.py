@@ -25,10 +25,11 @@ from torch.utils.data._utils import worker as torch_worker
 from outlive._forensics.ledger import COUNTS, Ledger, Quarantine, StreamIndex
 from outlive._transport import wire
 from outlive._worker import randomness
+from outlive._worker.loop import Restored
 from outlive.engines.workers import Stand
 from outlive.evidence import NO_EVIDENCE
 from outlive.incident import Incident
-from outlive.loader import generator_states
+from outlive.loader import epochs, generator_states
 from outlive.loader.dataset_keeper import changed_attributes, with_attributes
 from outlive.loader.plain_values import NotPlainError, from_plain, to_bytes, to_plain, to_text
 from outlive.loader.streams import Base, Place, Run
@@ -105,11 +106,13 @@ def of_stand(stand: Stand, base_seed: int, slot: int, dataset: Any, stream: bool
         if attributes is not None:
             told["attributes"] = attributes
         else:
-            iterations = stand.epochs  # from the beginning, then
+            iterations = stand.epochs - len(stand.earlier)  # from the beginning, then
     if stand.steps:
         told["steps"] = [[count, sorted(killers)] for count, killers in stand.steps]
     if iterations:
         told["iterations"] = iterations
+    if stand.earlier:
+        told["earlier"] = [_of_left(left, base_seed, slot, dataset, stream) for left in stand.earlier]
     if stand.epochs:
         told["epochs"] = stand.epochs
     return told
@@ -131,6 +134,23 @@ def to_stand(told: Mapping[str, Any], base_seed: int, slot: int, dataset: Any) -
         tuple((count, frozenset(killers)) for count, killers in told.get("steps", ())),
         told.get("iterations", 0),
         told.get("epochs", 0),
+        tuple(_to_left(left, base_seed, slot, dataset) for left in told.get("earlier", ())),
+    )
+
+
+def _of_left(left: Restored, base_seed: int, slot: int, dataset: Any, stream: bool) -> dict[str, Any]:
+    """An earlier epoch, as it was left."""
+    stand = Stand(left.random_at_start, left.random_now, left.place, None, left.steps)
+    note = left.epoch_note or epochs.Note()
+    calls = epochs.to_plain_calls(note.calls)
+    return {**of_stand(stand, base_seed, slot, dataset, stream), "shared_seed": note.shared_seed, "calls": calls}
+
+
+def _to_left(told: Mapping[str, Any], base_seed: int, slot: int, dataset: Any) -> Restored:
+    stand = to_stand(told, base_seed, slot, dataset)
+    note = epochs.Note(told["shared_seed"], epochs.from_plain_calls(told["calls"]))
+    return Restored(
+        0, note if any(note) else None, stand.random_at_start, stand.random_now, stand.place, None, stand.steps
     )
 
 
@@ -148,6 +168,7 @@ def of_place(place: bytes, dataset: Any, known: Parts | None = None) -> dict[str
         "collate_draws": at.collate_draws,
         "ended": at.ended,
         "can_skip": at.can_skip,
+        "exhausted": at.exhausted,
     }
     if base.snapshot is not None:
         told["snapshot"] = wire.load(base.snapshot)
@@ -177,6 +198,7 @@ def to_place(told: Mapping[str, Any], dataset: Any, known: Parts | None = None) 
                 with_attributes(dataset, told["attributes"]) if "attributes" in told else b"",
                 told["ended"],
                 told["can_skip"],
+                told.get("exhausted", told["ended"]),
             )
         )
     )

@@ -24,9 +24,8 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from outlive._worker.randomness import Randomness
-from outlive.engines.workers import Stand
+from outlive.engines.workers import Memory, Stand
 from outlive.loader import drawing, epoch_state, epochs, generator_states, position
-from outlive.loader.streams import next_epoch
 
 log = logging.getLogger("outlive")
 
@@ -335,20 +334,21 @@ def _between_epochs(iterator: Any) -> dict[str, Any]:
         return {}
     stands = []
     for slot in range(iterator._num_workers if not iterator._seeds_by_batch else 0):
-        stands.append(_next_epoch(iterator._engine.stand_of(slot, iterator._track.booked[slot]), iterator._stream))
+        stands.append(_next_epoch(iterator, slot, iterator._track.booked[slot]))
     fleet = _of_fleet(iterator, stands)
     return {"fleet": {**fleet, "fleet_epoch": fleet["fleet_epoch"] + 1}}
 
 
-def _next_epoch(stand: Stand, stream: bool) -> Stand:
-    """Where a slot begins the epoch after this one."""
+def _next_epoch(iterator: Any, slot: int, batch: int) -> Stand:
+    """Where a slot begins the epoch after this one, of which this batch was its last."""
+    stand = iterator._engine.stand_of(slot, batch)
     at_start = stand.random_at_start if stand.random_now is None else stand.random_now
-    if not stream:
+    if not iterator._stream:
         return Stand(at_start, None, stand.place)
-    place, dataset = next_epoch(stand.place)
-    if place is None and dataset is None:
-        return Stand(at_start, None, None, stand.dataset, (), stand.iterations + 1, stand.epochs + 1)
-    return Stand(at_start, None, place, dataset, epochs=stand.epochs + 1)
+    memory = Memory()
+    memory.set_out(stand)
+    memory.begin_epoch(iterator._engine.epoch_note, *iterator._engine.job.next_epoch(stand.place))
+    return memory.stand_after(-1, None)
 
 
 def fleet_of(state: dict[str, Any] | None, loader: Any) -> dict[str, Any] | None:
@@ -380,7 +380,9 @@ def set_out(engine: Any, fleet: dict[str, Any], dataset: Any) -> None:
     in_the_middle = "received" in fleet
     if not in_the_middle and epochs.is_settable(dataset):
         # The trainer tells its dataset which epoch comes; one that was kept would not know.
-        stands = {slot: replace(stand, dataset=None, iterations=0) for slot, stand in stands.items()}
+        for slot, stand in stands.items():
+            earlier = tuple(replace(left, epoch_note=None) for left in stand.earlier)
+            stands[slot] = replace(stand, dataset=None, iterations=0, earlier=earlier)
     calls = epochs.from_plain_calls(fleet["calls"]) if in_the_middle else ()
     engine.set_out(fleet["fleet_epoch"], epochs.Note(fleet["shared_seed"], calls), stands)
 
@@ -429,7 +431,7 @@ def go_on(iterator: Any, state: dict[str, Any]) -> None:
     for slot in told["ended"] if same else ():
         iterator._workers_status[slot] = False
         machine.slots[slot].ended = True
-        iterator._track.next_stands[slot] = _next_epoch(iterator._engine.stand_of(slot, -1), iterator._stream)
+        iterator._track.next_stands[slot] = _next_epoch(iterator, slot, -1)
     iterator._owed = len(iterator._track.planned)
     iterator._draw_owed()
     machine.bad, machine.drawn = told.get("counted", (machine.bad, machine.drawn))

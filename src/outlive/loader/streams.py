@@ -37,6 +37,11 @@ _CANNOT_SKIP = (
     "the quarantine file names samples of this stream, and its iterator cannot step over a sample: they are tried. "
     "Give the iterator a method skip(n)"
 )
+_NOT_KNOWN = (
+    "worker %d: the dataset cannot be kept from one epoch to the next, and of %d earlier epochs it is not known what "
+    "they took: one sample of each is taken again. If iterating changes the dataset, samples may now come twice or be "
+    "missing; give it state_dict() and load_state_dict()"
+)
 
 
 class Base(NamedTuple):
@@ -71,6 +76,7 @@ class Place(NamedTuple):
     dataset: bytes = b""  # the dataset when its stream had ended, for the next epoch of workers that persist
     ended: bool = False  # the stream has, and the trainer was told
     can_skip: bool = False  # as long as it had not
+    exhausted: bool = False  # the iterator has said that it has no more
 
 
 class StreamJob(LoaderJob):
@@ -141,6 +147,10 @@ class StreamJob(LoaderJob):
             if run.random_after is not None:
                 self.desk.randomness.set(run.random_after)
         self._forward(place.taken - self._taken)
+        if place.exhausted and not self._ended:
+            with contextlib.suppress(Exception):  # as in forwarding
+                next(self._iterator, None)  # what a generator does after its last sample
+            self._ended = True
         for count, killers in restored.steps:
             self._step_over(count, killers, restored.random_now)
         self._batch_begun = self._taken
@@ -153,7 +163,6 @@ class StreamJob(LoaderJob):
             self._iterator_at(Base(*place.base))
         else:
             self.open(replace(self._restored, place=wire.dump(tuple(place._replace(ended=False)))))
-            next(self._iterator, None)  # what a generator does after its last sample
         self._ended = self._told_end = True
         self.can_skip = place.can_skip
 
@@ -190,10 +199,12 @@ class StreamJob(LoaderJob):
         self._forward(count, collate=False)
         self._batches.append(Run(self._taken - begun, 1, random_after or self.desk.randomness.read()))
 
-    def next_epoch(self, place: bytes | None) -> tuple[bytes | None, bytes | None]:
+    def next_epoch(self, place: bytes | None) -> tuple[bytes | None, bytes | None, bool]:
         return next_epoch(place)
 
     def replay_iterations(self, count: int) -> None:
+        if count and not is_stateful(self.dataset):  # else its state is that of the last epoch
+            log.warning(_NOT_KNOWN, self.slot, count)
         for _ in range(count):
             iterator = iter(self.dataset)
             if inspect.isgenerator(iterator):
@@ -207,8 +218,12 @@ class StreamJob(LoaderJob):
 
     def keep_dataset(self) -> bytes:
         """The dataset as it is before iter(), if that is a small matter of plain values."""
+        if self._keeper is None:
+            return b""
+        if inspect.isgeneratorfunction(type(self.dataset).__iter__):
+            self._iterator = None  # an epoch that was left: what its «finally» does counts
         try:
-            return b"" if self._keeper is None else self._keeper.keep(self.dataset)
+            return self._keeper.keep(self.dataset)
         except Exception as error:
             if not self._told_unkept:
                 log.info("worker %d: the dataset's own state is not kept between epochs: %r", self.slot, error)
@@ -244,14 +259,16 @@ class StreamJob(LoaderJob):
                 self._whole = False
                 self._note_place()
                 raise
+            except StreamEnded:
+                self._told_end = True
+                self._note_end()
+                raise
 
     def _run(self, seq: int, task: tasks.StreamTask, probe: bool) -> None:
         samples = self._samples(seq, task, probe)
         batched = task.count >= 0
         wanted = task.count if batched else 1
         if self._ended and (not samples or (batched and self.settings.drop_last and self._short(samples, wanted))):
-            self._told_end = True
-            self._note_end()
             raise StreamEnded
         while samples:
             chosen = {p: s for p, s in samples.items() if task.probe is None or p in task.probe}
@@ -402,7 +419,14 @@ class StreamJob(LoaderJob):
         self.desk.place = wire.dump(tuple(self._place()._replace(dataset=kept, ended=True, can_skip=self.can_skip)))
 
     def _place(self) -> Place:
-        return Place(self._taken, tuple(self._stepped_over), self._base, tuple(self._batches), self._collate_draws)
+        return Place(
+            self._taken,
+            tuple(self._stepped_over),
+            self._base,
+            tuple(self._batches),
+            self._collate_draws,
+            exhausted=self._ended,
+        )
 
     def _take_snapshot(self, last: bool = False) -> bool:
         """Take one if it is worth it; whether it was."""
@@ -446,18 +470,14 @@ def iterator_from(dataset: Any, told: dict[str, Any]) -> Any:
     return iterator
 
 
-def next_epoch(place: bytes | None) -> tuple[bytes | None, bytes | None]:
-    """What the epoch after this one begins with, if this one has ended: a place, or the dataset itself."""
+def next_epoch(place: bytes | None) -> tuple[None, bytes | None, bool]:
+    """What the epoch after this one begins with: the dataset itself, or as this one leaves it when it is repeated."""
     if place is None:
-        return None, None
-    ended = Place(*wire.load(place))
-    if ended.dataset:
-        return None, ended.dataset
-    snapshot = Base(*ended.base).snapshot
-    if snapshot is None or not _is_at_snapshot(ended):
-        return None, None
-    told = {name: state for name, state in wire.load(snapshot).items() if name != "iterator"}
-    return (wire.dump(tuple(Place(base=Base(0, wire.dump(told))))) if told else None), None
+        return None, None, True
+    left = Place(*wire.load(place))
+    if left.dataset:
+        return None, left.dataset, False
+    return None, None, not left.ended or _is_at_snapshot(left)
 
 
 def _is_at_snapshot(place: Place) -> bool:

@@ -115,8 +115,8 @@ class PoolJob:
     def begin_epoch(self, note: Any) -> bytes:
         return b""
 
-    def next_epoch(self, place: bytes | None) -> tuple[bytes | None, bytes | None]:
-        return None, None
+    def next_epoch(self, place: bytes | None) -> tuple[bytes | None, bytes | None, bool]:
+        return None, None, False
 
     def run(self, seq: int, body: memoryview, probe: bool) -> None:
         message = Message(body)
