@@ -51,8 +51,8 @@ export class Slots {
     text(shown.querySelector('[data-of="doing"] span'), doing);
     shown.querySelector(".swatch").className = `swatch ${slot.pid ? groupOf(slot.stage) : slot.state === "closed" ? "waiting" : "dead"}`;
     put(shown, "sample", slot.sample === null ? (slot.batch >= 0 ? `batch ${slot.batch}` : "—") : String(slot.sample));
-    const limit = slot.limit ? ` of ${seconds(slot.limit)}` : ""; // when it is taken for hung
-    put(shown, "seconds", slot.pid ? `${seconds(slot.seconds)}${limit}` : "—");
+    const ofLimit = slot.limit ? ` of ${seconds(slot.limit)}` : ""; // when it is taken for hung
+    put(shown, "seconds", slot.pid ? `${seconds(slot.seconds)}${ofLimit}` : "—");
     const { private: held, limit } = slot.memory ?? {};
     text(shown.querySelector('[data-of="memory"] span'), held ? size(held) + (limit ? ` of ${size(limit)}` : "") : "—");
     const meter = shown.querySelector("meter");
