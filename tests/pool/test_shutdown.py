@@ -20,6 +20,7 @@ import pytest
 import warm_server
 from deadlines import wait_until
 from outlive import Pool
+from outlive.pool import manager
 from pool import task_functions
 
 METHODS = ("fork", "spawn", "forkserver")
@@ -50,7 +51,8 @@ def test_an_exception_that_leaves_the_block_ends_the_pool(error, method, tmp_pat
     assert wait_until(lambda: not any(map(psutil.pid_exists, pids)), DEADLINE_S)
 
 
-def test_a_task_that_is_under_way_may_finish_within_a_second(tmp_path):
+def test_a_task_that_is_under_way_may_finish_before_its_worker_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(manager, "END_S", DEADLINE_S)  # a busy machine may take longer than the second of users
     with contextlib.suppress(ValueError), Pool(1) as pool:
         first = pool.submit(task_functions.wait_for, str(tmp_path / "go"))
         assert wait_until(first.running, DEADLINE_S)

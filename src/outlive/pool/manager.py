@@ -43,7 +43,7 @@ _CHUNK_BYTES = 1 << 18  # and is no larger than this;
 _SHORT_S = 0.001  # while they are so short, the next chunk waits at the worker
 _FLIGHT_BYTES = 1 << 28  # of what one `map` has under way or waiting
 _LOOK_S = 0.1  # between two looks whether the pool has ended, at most
-_END_S = 1.0  # what is under way has this long to finish when the pool is told to end
+END_S = 1.0  # what is under way has this long to finish when the pool is told to end
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Manager:
         with self._lock:
             self._stopping = True
             if end and self._end_at is None:
-                self._end_at = time.monotonic() + _END_S
+                self._end_at = time.monotonic() + END_S
             dropped = list(self._incoming) if cancel or end else []
             if dropped:
                 self._incoming.clear()
